@@ -7,3 +7,6 @@
 pub mod error;
 pub mod settings;
 pub mod tensor;
+pub mod compute;
+pub mod device;
+pub mod kernel;

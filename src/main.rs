@@ -1,1 +1,6 @@
-fn main() {}
+//! The `phasegate` command.
+#![forbid(unsafe_code)]
+
+fn main() -> std::process::ExitCode {
+    phasegate::commands::main()
+}

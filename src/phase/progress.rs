@@ -1,0 +1,115 @@
+//! Progress documents: what a model's phases measured on a device, kept beside its fixture.
+//!
+//! `fixtures/<model>/progress/<device>/<document>.md`, written by the commands' `--record` and never by hand: the
+//! phase's `documented` case compares every figure in it with the baseline.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use super::Finding;
+use crate::error::{Error, Result};
+use crate::model::hashes::write_atomically;
+
+/// Header of the table of figures.
+const HEADER: &str = "| case | figure | value |";
+
+/// One phase's document for one model on one device.
+#[derive(Debug, Clone)]
+pub struct Document {
+    /// `phase2_block` or `phase3_full`.
+    pub name: &'static str,
+    pub model: String,
+    pub device: String,
+    /// The command that writes it.
+    pub command: String,
+    /// Free lines above the figures: verdict, plan, extent.
+    pub notes: Vec<String>,
+    /// Case (without device) and what it found.
+    pub findings: Vec<(String, Finding)>,
+}
+
+/// Where the document lies.
+pub fn path(root: &Path, model: &str, device: &str, name: &str) -> PathBuf {
+    root.join("fixtures").join(model).join("progress").join(device).join(format!("{name}.md"))
+}
+
+impl Document {
+    pub fn render(&self) -> String {
+        let Document { name, model, device, command, notes, findings } = self;
+        let mut out = format!("# {name}: {model} on {device}\n\nWritten by `{command}`; do not edit.\n\n");
+        // Writing to a String cannot fail.
+        for note in notes {
+            let _ = writeln!(out, "- {note}");
+        }
+        let _ = writeln!(out, "\n## Verdicts\n\n| case | verdict |\n|---|---|");
+        for (case, finding) in findings {
+            let _ = writeln!(out, "| {case} | {} |", finding.verdict.to_string().replace('|', "/"));
+        }
+        let _ = writeln!(out, "\n## Figures\n\n{HEADER}\n|---|---|---|");
+        for (case, finding) in findings {
+            for (figure, value) in &finding.numbers {
+                let _ = writeln!(out, "| {case} | {figure} | {value:.6e} |");
+            }
+        }
+        out
+    }
+
+    /// Writes the document, whole or not at all.
+    ///
+    /// Errors: [`Error::Io`].
+    pub fn write(&self, root: &Path) -> Result<PathBuf> {
+        let path = path(root, &self.model, &self.device, self.name);
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        }
+        write_atomically(&path, self.render().as_bytes())?;
+        Ok(path)
+    }
+}
+
+/// The figures of a written document: case to (figure, value) in document order.
+///
+/// Errors: [`Error::Io`] when it is not there, [`Error::Malformed`] for a line that is no figure.
+pub fn figures(path: &Path) -> Result<BTreeMap<String, Vec<(String, f64)>>> {
+    let text = std::fs::read_to_string(path).map_err(Error::io(path))?;
+    let mut figures: BTreeMap<String, Vec<(String, f64)>> = BTreeMap::new();
+    let rows = text.lines().skip_while(|line| *line != HEADER).skip(2);
+    for line in rows.take_while(|line| line.starts_with('|')) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let [case, figure, value] = cells[..] else {
+            return Err(Error::malformed(path, format!("not a figure: {line}")));
+        };
+        let value = value.parse().map_err(|_| Error::malformed(path, format!("not a number: {line}")))?;
+        figures.entry(case.into()).or_default().push((figure.into(), value));
+    }
+    Ok(figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{Extent, Verdict};
+
+    #[test]
+    fn figures_survive_the_document() {
+        let extent = Extent::new().require("steps", 1).compare("steps", 1);
+        let finding = Finding { verdict: Verdict::judge(vec![], extent), numbers: vec![("cosine", 0.5), ("kl", 1e-9)] };
+        let document = Document {
+            name: "phase3_full",
+            model: "m".into(),
+            device: "emu".into(),
+            command: "phasegate verify m --record".into(),
+            notes: vec!["a | b".into()],
+            findings: vec![("layer::m::base_00::l00".into(), finding)],
+        };
+        let root = tempfile::tempdir().unwrap();
+        let read = figures(&document.write(root.path()).unwrap()).unwrap();
+        assert_eq!(read["layer::m::base_00::l00"], [("cosine".to_owned(), 0.5), ("kl".to_owned(), 1e-9)]);
+    }
+
+    #[test]
+    fn a_missing_document_is_an_error() {
+        assert!(figures(Path::new("no/such/document.md")).is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! Reports of single runs: one document, written as JSON for programs and Markdown for people.
+//!
+//! Knows nothing of how a figure came about.
+
+mod markdown;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::check::Verdict;
+use crate::error::{Error, Result};
+use crate::model::hashes::write_atomically;
+
+/// One cell of a table.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Cell {
+    Text(String),
+    Count(u64),
+    Number(f64),
+}
+
+impl Cell {
+    /// As people read it: six decimals near one, scientific elsewhere.
+    pub fn text(&self) -> String {
+        match self {
+            Cell::Text(text) => text.clone(),
+            Cell::Count(n) => n.to_string(),
+            Cell::Number(x) if *x == 0.0 => "0".into(),
+            Cell::Number(x) if (0.01..1000.0).contains(&x.abs()) => format!("{x:.6}"),
+            Cell::Number(x) => format!("{x:.3e}"),
+        }
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Cell {
+        Cell::Text(text.into())
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Cell {
+        Cell::Text(text)
+    }
+}
+
+impl From<f64> for Cell {
+    fn from(x: f64) -> Cell {
+        Cell::Number(x)
+    }
+}
+
+impl From<usize> for Cell {
+    fn from(n: usize) -> Cell {
+        Cell::Count(n as u64)
+    }
+}
+
+impl From<u64> for Cell {
+    fn from(n: u64) -> Cell {
+        Cell::Count(n)
+    }
+}
+
+/// A table with a title.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Table {
+    pub title: String,
+    pub columns: Vec<String>,
+    pub rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    pub fn new(title: &str, columns: &[&str]) -> Table {
+        Table { title: title.into(), columns: columns.iter().map(|c| (*c).to_owned()).collect(), rows: vec![] }
+    }
+
+    /// Adds a row; it has one cell per column.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        let cells: Vec<Cell> = cells.into_iter().collect();
+        debug_assert_eq!(cells.len(), self.columns.len(), "{}", self.title);
+        self.rows.push(cells);
+    }
+
+    /// For a terminal.
+    pub fn render(&self) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_preset(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header(&self.columns);
+        for row in &self.rows {
+            table.add_row(row.iter().map(Cell::text));
+        }
+        table.to_string()
+    }
+}
+
+/// What one command found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    pub command: String,
+    pub model: String,
+    pub device: String,
+    /// What the device says of itself.
+    pub device_description: String,
+    pub verdict: Verdict,
+    /// Single facts: name and value.
+    pub facts: Vec<(String, Cell)>,
+    pub tables: Vec<Table>,
+}
+
+impl Report {
+    pub fn fact(&mut self, name: &str, value: impl Into<Cell>) {
+        self.facts.push((name.into(), value.into()));
+    }
+
+    pub fn markdown(&self) -> String {
+        markdown::render(self)
+    }
+
+    /// Writes `<dir>/<command>-<model>-<device>.{json,md}`, each whole or not at all, and says where.
+    ///
+    /// Errors: [`Error::Io`].
+    pub fn write(&self, dir: &Path) -> Result<[PathBuf; 2]> {
+        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        let stem = format!("{}-{}-{}", self.command, self.model, self.device);
+        let json = dir.join(format!("{stem}.json"));
+        let text = serde_json::to_string_pretty(self).map_err(|e| Error::malformed(&json, e.to_string()))?;
+        write_atomically(&json, text.as_bytes())?;
+        let md = dir.join(format!("{stem}.md"));
+        write_atomically(&md, self.markdown().as_bytes())?;
+        Ok([json, md])
+    }
+}

@@ -1,0 +1,185 @@
+//! Records on disk, so that nextest's process per test costs one prefill and not thirty.
+//!
+//! `<work dir>/runs/<hash of binary>/<hash of everything else>.safetensors`, written under a lock and then renamed. The
+//! key covers all that a record depends on; a record that cannot be read is made again.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::{Record, TapRequest};
+use crate::error::{Error, Result};
+use crate::model::hashes::{file_sha256, hex};
+use crate::plan::Plan;
+use crate::settings;
+
+/// Folders of other binaries that are kept; the oldest go.
+const BINARIES_KEPT: usize = 12;
+
+/// Everything a record depends on beside the binary.
+#[derive(Debug, Clone, Serialize)]
+pub struct RunKey {
+    /// One hash over all weights.
+    pub weights: String,
+    pub plans: Vec<String>,
+    /// Label, datapath and instruction set; never the number of threads.
+    pub device: String,
+    pub ids: Vec<u32>,
+    pub teacher: Vec<u32>,
+    pub steps: usize,
+    pub taps: TapRequest,
+    /// Faults in force, by name and parameters.
+    pub faults: Vec<String>,
+}
+
+impl RunKey {
+    fn hash(&self) -> Result<String> {
+        let text = serde_json::to_vec(self).map_err(|e| Error::malformed("run key", e.to_string()))?;
+        Ok(hex(&Sha256::digest(&text)))
+    }
+}
+
+/// A short hash of a plan, for [`RunKey::plans`].
+pub fn plan_hash(plan: &Plan) -> String {
+    hex(&Sha256::digest(format!("{plan:?}").as_bytes()))[..16].to_owned()
+}
+
+/// Where records of this binary are kept, or nowhere.
+#[derive(Debug, Clone)]
+pub struct RunCache {
+    dir: Option<PathBuf>,
+}
+
+impl RunCache {
+    /// The cache of this process's binary; off when `PHASEGATE_RUN_CACHE=off`.
+    ///
+    /// Errors: [`Error::Io`] when the binary cannot be read.
+    pub fn open() -> Result<RunCache> {
+        if !settings::run_cache() {
+            return Ok(RunCache::off());
+        }
+        let exe = std::env::current_exe().map_err(Error::io("this binary"))?;
+        Ok(RunCache::at(settings::work_dir().join("runs"), &file_sha256(&exe)?[..16]))
+    }
+
+    /// A cache that keeps nothing.
+    pub fn off() -> RunCache {
+        RunCache { dir: None }
+    }
+
+    /// A cache under `root` for the binary with this hash.
+    pub fn at(root: PathBuf, binary: &str) -> RunCache {
+        RunCache { dir: Some(root.join(binary)) }
+    }
+
+    /// The record of `key`: read if it is there, else made by `run` while other processes wait for it.
+    ///
+    /// Errors: those of `run`; [`Error::Io`] when the cache's folder cannot be written.
+    pub fn get_or_run(&self, key: &RunKey, run: impl FnOnce() -> Result<Record>) -> Result<Record> {
+        let Some(dir) = &self.dir else { return run() };
+        if !dir.exists() {
+            fs::create_dir_all(dir).map_err(Error::io(dir))?;
+            prune(dir);
+        }
+        let path = dir.join(format!("{}.safetensors", key.hash()?));
+        if let Some(record) = load(&path) {
+            return Ok(record);
+        }
+        let lock_path = path.with_extension("lock");
+        let lock = File::create(&lock_path).map_err(Error::io(&lock_path))?;
+        lock.lock().map_err(Error::io(&lock_path))?;
+        if let Some(record) = load(&path) {
+            return Ok(record);
+        }
+        let record = run()?;
+        let mut file = tempfile::NamedTempFile::new_in(dir).map_err(Error::io(dir))?;
+        std::io::Write::write_all(&mut file, &record.to_bytes(&path)?).map_err(Error::io(&path))?;
+        file.persist(&path).map_err(|e| Error::Io { path: path.clone(), source: e.error })?;
+        Ok(record)
+    }
+}
+
+fn load(path: &Path) -> Option<Record> {
+    Record::from_bytes(&fs::read(path).ok()?, path).ok()
+}
+
+/// Drops the oldest folders of other binaries. Best effort: a folder in use by another process is only made again.
+fn prune(newest: &Path) {
+    let Some(root) = newest.parent() else { return };
+    let Ok(entries) = fs::read_dir(root) else { return };
+    let mut dirs: Vec<_> = entries
+        .filter_map(|e| e.ok())
+        .filter(|e| e.path() != newest)
+        .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path())))
+        .collect();
+    dirs.sort();
+    let surplus = dirs.len().saturating_sub(BINARIES_KEPT);
+    for (_, dir) in dirs.into_iter().take(surplus) {
+        let _ = fs::remove_dir_all(dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+    use std::cell::Cell;
+
+    fn key() -> RunKey {
+        RunKey {
+            weights: "w".into(),
+            plans: vec![],
+            device: "emu".into(),
+            ids: vec![1],
+            teacher: vec![],
+            steps: 1,
+            taps: TapRequest::default(),
+            faults: vec![],
+        }
+    }
+
+    fn record() -> Record {
+        Record {
+            prompt_ids: vec![1],
+            fed: vec![],
+            logits: ndarray::Array2::from_elem((1, 2), bf16::ONE),
+            taps: Default::default(),
+            timing: Default::default(),
+            counters: Default::default(),
+            device: "emu".into(),
+        }
+    }
+
+    #[test]
+    fn a_record_is_made_once_and_again_when_the_key_or_the_file_changes() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = RunCache::at(root.path().into(), "binary");
+        let runs = Cell::new(0);
+        let mut get = |key: &RunKey| {
+            cache.get_or_run(key, || {
+                runs.set(runs.get() + 1);
+                Ok(record())
+            })
+        };
+        assert_eq!(get(&key()).unwrap(), get(&key()).unwrap());
+        assert_eq!(runs.get(), 1);
+        get(&RunKey { steps: 2, ..key() }).unwrap();
+        assert_eq!(runs.get(), 2);
+        for entry in fs::read_dir(root.path().join("binary")).unwrap() {
+            fs::write(entry.unwrap().path(), b"damaged").unwrap();
+        }
+        get(&key()).unwrap();
+        assert_eq!(runs.get(), 3);
+    }
+
+    #[test]
+    fn a_failed_run_leaves_nothing_behind() {
+        let root = tempfile::tempdir().unwrap();
+        let cache = RunCache::at(root.path().into(), "binary");
+        let failed = cache.get_or_run(&key(), || Err(Error::Plan { why: "no".into() }));
+        assert!(failed.is_err());
+        assert_eq!(cache.get_or_run(&key(), || Ok(record())).unwrap(), record());
+    }
+}

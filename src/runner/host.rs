@@ -1,0 +1,84 @@
+//! The host's share of a run: decode attention and the final norm by design, any kernel as CPU fallback.
+
+use std::sync::Arc;
+
+use half::bf16;
+
+use crate::compute::{Call, Isa, PackedWeight, Pool};
+use crate::error::{Error, Result};
+use crate::kernel::{Dtype, Kernel, attention_scale};
+use crate::model::{Checkpoint, ModelConfig};
+
+/// Kernels on the CPU for one model.
+pub(super) struct HostKernels {
+    pool: Arc<Pool>,
+    isa: Isa,
+    /// heads, kv heads, head_dim
+    dims: (usize, usize, usize),
+    norm: Vec<bf16>,
+    eps: f32,
+}
+
+impl HostKernels {
+    pub(super) fn new(config: &ModelConfig, checkpoint: &Checkpoint, pool: Arc<Pool>, isa: Isa) -> Result<HostKernels> {
+        Ok(HostKernels {
+            pool,
+            isa,
+            dims: (config.num_attention_heads, config.num_key_value_heads, config.head_dim),
+            norm: checkpoint.bf16("model.norm.weight")?.into_owned(),
+            eps: config.rms_norm_eps as f32,
+        })
+    }
+
+    fn call(&self) -> Call<'_> {
+        Call { pool: &self.pool, isa: self.isa }
+    }
+
+    /// Shapes: `[hidden_size] -> [hidden_size]`.
+    pub(super) fn final_norm(&self, x: &[bf16]) -> Vec<bf16> {
+        let mut y = vec![bf16::NAN; x.len()];
+        self.call().rms_norm(x, &self.norm, self.eps, &mut y);
+        y
+    }
+
+    /// One query row over the cached rows.
+    ///
+    /// Shapes: `q`, result `[heads * head_dim]`; `keys`, `values` `[len, kv_heads * head_dim]`.
+    pub(super) fn decode_attention(&self, q: &[bf16], keys: &[bf16], values: &[bf16]) -> Vec<bf16> {
+        let mut out = vec![bf16::NAN; q.len()];
+        self.call().decode_attention(q, keys, values, self.dims, attention_scale(self.dims.2), &mut out);
+        out
+    }
+
+    /// One leaf kernel on copies of its inputs (in the kernel's order, output left out).
+    ///
+    /// Errors: [`Error::Plan`] for an f32 output, which no model's plan has.
+    pub(super) fn launch(&self, kernel: &Kernel, inputs: &[Vec<bf16>]) -> Result<Vec<bf16>> {
+        let call = self.call();
+        let out = kernel.args().pop().expect("every kernel has an output");
+        let mut y = vec![bf16::NAN; out.rows * out.cols];
+        match *kernel {
+            Kernel::Gemm { out: Dtype::F32, .. } => {
+                return Err(Error::Plan { why: format!("{kernel} cannot run on the host") });
+            }
+            Kernel::Gemm { k, n, .. } => {
+                call.gemm(&inputs[0], &PackedWeight::pack(&self.pool, &inputs[1], n, k), &mut y);
+            }
+            Kernel::Gemv { m, k } => {
+                call.gemv(&inputs[1], &PackedWeight::pack(&self.pool, &inputs[0], m, k), &mut y);
+            }
+            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
+                call.rms_norm(&inputs[0], &inputs[1], eps.value(), &mut y);
+            }
+            Kernel::Rope { head_dim, .. } => call.rope(&inputs[0], &inputs[1], head_dim, &mut y),
+            Kernel::Attention { heads, kv_heads, head_dim, .. } => {
+                let scale = attention_scale(head_dim);
+                call.attention(&inputs[0], &inputs[1], &inputs[2], (heads, kv_heads, head_dim), scale, true, &mut y);
+            }
+            Kernel::Add { .. } => call.add(&inputs[0], &inputs[1], &mut y),
+            Kernel::BiasAdd { .. } => call.bias_add(&inputs[0], &inputs[1], &mut y),
+            Kernel::SiluMul { .. } => call.silu_mul(&inputs[0], &inputs[1], &mut y),
+        }
+        Ok(y)
+    }
+}

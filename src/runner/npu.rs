@@ -1,0 +1,417 @@
+//! The production runner: a plan's steps on a device, with the KV cache and the host ops beside it.
+//!
+//! Setup uploads every static buffer and prepares every dispatch; after it, prefill and decode allocate, pack and
+//! upload nothing but their inputs. Everything that uses a model uses this type.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use half::bf16;
+
+use super::hook::{Hook, StepContext};
+use super::host::HostKernels;
+use super::kv::KvCache;
+use super::{Record, Runner, TapRecorder, TapRequest, teacher_forced};
+use crate::compute::{Isa, Pool};
+use crate::device::{BoundLaunch, BufferHandle, Counters, Device, DeviceInfo, DispatchHandle, Role};
+use crate::error::{Error, Result};
+use crate::model::{Checkpoint, ModelConfig, RopeTable};
+use crate::plan::{self, BufferId, HostOp, Op, Placement, Plan, PlanOptions, Source};
+use crate::tensor;
+
+/// What a runner is set up for.
+#[derive(Debug, Clone)]
+pub struct RunnerOptions {
+    /// Padded prompt lengths to prepare a prefill for. Units: positions.
+    pub buckets: Vec<usize>,
+    /// Positions the KV cache holds: the longest prompt plus the tokens decoded after it.
+    pub max_positions: usize,
+    pub plan: PlanOptions,
+    /// Fill every intermediate with NaN before each prefill, so that a stale value cannot pass for a fresh one.
+    pub poison: bool,
+}
+
+impl RunnerOptions {
+    /// Enough for prompts of these lengths, each followed by `steps` tokens.
+    pub fn for_prompts(lengths: impl IntoIterator<Item = usize>, steps: usize, max_positions: usize) -> RunnerOptions {
+        let lengths: Vec<usize> = lengths.into_iter().collect();
+        let longest = lengths.iter().copied().max().unwrap_or(1);
+        let mut buckets: Vec<usize> = lengths.into_iter().map(|n| bucket(n, max_positions)).collect();
+        buckets.sort_unstable();
+        buckets.dedup();
+        let capacity = (longest + steps).min(max_positions.max(longest));
+        RunnerOptions { buckets, max_positions: capacity, plan: PlanOptions::default(), poison: true }
+    }
+}
+
+/// The padded length a prompt of `len` runs in: the next power of two from 16 on, at most `max_positions`.
+pub fn bucket(len: usize, max_positions: usize) -> usize {
+    len.next_power_of_two().max(16).min(max_positions.max(len))
+}
+
+/// A plan bound to a device.
+struct Compiled {
+    plan: Plan,
+    handles: Vec<BufferHandle>,
+    dispatches: Vec<Option<DispatchHandle>>,
+}
+
+/// One run's place in the sequence.
+#[derive(Clone, Copy)]
+struct Span<'a> {
+    ids: &'a [u32],
+    position: usize,
+}
+
+/// A model set up on a device.
+pub struct NpuRunner {
+    config: ModelConfig,
+    checkpoint: Arc<Checkpoint>,
+    rope: RopeTable,
+    device: Box<dyn Device>,
+    host: HostKernels,
+    kv: KvCache,
+    prefill: BTreeMap<usize, Compiled>,
+    decode: Compiled,
+    hooks: Vec<Arc<Mutex<dyn Hook>>>,
+    poison: bool,
+    pad_id: u32,
+}
+
+impl NpuRunner {
+    /// Uploads the weights, prepares the dispatches, allocates the KV cache.
+    ///
+    /// Errors: from the plan, the checkpoint or the device; nothing is left half set up.
+    pub fn new(
+        config: ModelConfig,
+        checkpoint: Arc<Checkpoint>,
+        mut device: Box<dyn Device>,
+        (pool, isa): (Arc<Pool>, Isa),
+        options: &RunnerOptions,
+    ) -> Result<NpuRunner> {
+        let rope = RopeTable::new(&config);
+        let host = HostKernels::new(&config, &checkpoint, pool, isa)?;
+        let mut statics = HashMap::new();
+        let mut compile = |plan: Plan| compile(plan, &mut *device, &checkpoint, &rope, &mut statics);
+        let decode = compile(plan::decode(&config, &options.plan)?)?;
+        let mut prefill = BTreeMap::new();
+        for &seq_len in &options.buckets {
+            prefill.insert(seq_len, compile(plan::prefill(&config, seq_len, &options.plan)?)?);
+        }
+        let kv = KvCache::new(config.num_hidden_layers, config.kv_dim(), options.max_positions);
+        let pad_id = config.eos_token_ids.first().copied().unwrap_or(0);
+        let poison = options.poison;
+        Ok(NpuRunner { config, checkpoint, rope, device, host, kv, prefill, decode, hooks: vec![], poison, pad_id })
+    }
+
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    pub fn kv(&self) -> &KvCache {
+        &self.kv
+    }
+
+    /// The plans this runner executes: the decode step and one prefill per bucket.
+    pub fn plans(&self) -> impl Iterator<Item = &Plan> {
+        std::iter::once(&self.decode.plan).chain(self.prefill.values().map(|c| &c.plan))
+    }
+
+    /// The prefill plan that a prompt of `len` tokens would run.
+    ///
+    /// Errors: [`Error::Usage`] when no bucket is long enough.
+    pub fn prefill_plan(&self, len: usize) -> Result<&Plan> {
+        Ok(&self.bucket_for(len)?.1.plan)
+    }
+
+    /// Shows every later step to `hook`, after those already there.
+    pub fn add_hook(&mut self, hook: Arc<Mutex<dyn Hook>>) {
+        self.hooks.push(hook);
+    }
+
+    pub fn clear_hooks(&mut self) {
+        self.hooks.clear();
+    }
+
+    /// A teacher-forced run that also keeps the rows `request` names.
+    ///
+    /// Taps: `lNN.output`, `l00.<tap>` from prefill; `final_norm` at the layer positions (the final norm of the last
+    /// layer's rows); `lNN.k_cache` and `lNN.v_cache` as they stand at the end.
+    /// Errors: as [`teacher_forced`].
+    pub fn record(&mut self, ids: &[u32], teacher: &[u32], steps: usize, request: &TapRequest) -> Result<Record> {
+        let recorder = (!request.is_empty()).then(|| Arc::new(Mutex::new(TapRecorder::new(request.clone()))));
+        if let Some(recorder) = &recorder {
+            self.add_hook(recorder.clone());
+        }
+        let result = teacher_forced(self, ids, teacher, steps);
+        let Some(recorder) = recorder else { return result };
+        self.hooks.pop();
+        let mut record = result?;
+        record.taps = recorder.lock().unwrap_or_else(|e| e.into_inner()).taps().clone();
+        let last = format!("l{:02}.output", self.config.num_hidden_layers - 1);
+        if let Some(rows) = record.taps.get(&last) {
+            let mut normed = rows.clone();
+            for mut row in normed.rows_mut() {
+                let out = self.host.final_norm(&row.to_vec());
+                row.assign(&ndarray::ArrayView1::from(&out));
+            }
+            record.taps.insert("final_norm".into(), normed);
+        }
+        let dim = self.config.kv_dim();
+        let positions: Vec<usize> = request.kv_positions.iter().copied().filter(|&p| p < self.kv.len(0)).collect();
+        for layer in (0..self.kv.layers()).filter(|_| !positions.is_empty()) {
+            for (name, all) in [("k_cache", self.kv.keys(layer)), ("v_cache", self.kv.values(layer))] {
+                let rows = positions.iter().flat_map(|&p| all[p * dim..(p + 1) * dim].iter().copied()).collect();
+                let rows = ndarray::Array2::from_shape_vec((positions.len(), dim), rows).expect("rows of one width");
+                record.taps.insert(format!("l{layer:02}.{name}"), rows);
+            }
+        }
+        Ok(record)
+    }
+
+    fn bucket_for(&self, len: usize) -> Result<(usize, &Compiled)> {
+        let found = self.prefill.range(len..).next().map(|(&n, c)| (n, c));
+        found.filter(|_| len > 0).ok_or_else(|| Error::Usage {
+            what: "prompt length".into(),
+            found: len.to_string(),
+            expected: format!("1 to {} positions", self.prefill.keys().next_back().copied().unwrap_or(0)),
+        })
+    }
+
+    /// Runs every step of one plan over `span`.
+    fn execute(&mut self, seq_len: Option<usize>, span: Span<'_>) -> Result<Vec<bf16>> {
+        let compiled = match seq_len {
+            Some(n) => &self.prefill[&n],
+            None => &self.decode,
+        };
+        let mut run = Run {
+            config: &self.config,
+            checkpoint: &self.checkpoint,
+            rope: &self.rope,
+            device: &mut *self.device,
+            host: &self.host,
+            kv: &mut self.kv,
+            compiled,
+            span,
+            pad_id: self.pad_id,
+        };
+        if self.poison && seq_len.is_some() {
+            run.poison_intermediates()?;
+        }
+        for index in 0..compiled.plan.steps.len() {
+            for hook in &self.hooks {
+                hook.lock().unwrap_or_else(|e| e.into_inner()).before_step(&mut run.context(index))?;
+            }
+            run.step(index)?;
+            for hook in &self.hooks {
+                hook.lock().unwrap_or_else(|e| e.into_inner()).after_step(&mut run.context(index))?;
+            }
+        }
+        run.read(compiled.plan.logits)
+    }
+}
+
+impl Runner for NpuRunner {
+    fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+
+    fn prefill(&mut self, ids: &[u32]) -> Result<Vec<bf16>> {
+        let (seq_len, _) = self.bucket_for(ids.len())?;
+        self.check_ids(ids)?;
+        self.kv.clear();
+        self.execute(Some(seq_len), Span { ids, position: 0 })
+    }
+
+    fn decode_step(&mut self, token: u32, position: usize) -> Result<Vec<bf16>> {
+        self.check_ids(&[token])?;
+        self.execute(None, Span { ids: &[token], position })
+    }
+
+    fn counters(&self) -> Counters {
+        self.device.counters()
+    }
+}
+
+impl NpuRunner {
+    fn check_ids(&self, ids: &[u32]) -> Result<()> {
+        match ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
+            None => Ok(()),
+            Some(id) => Err(Error::Usage {
+                what: "token id".into(),
+                found: id.to_string(),
+                expected: format!("less than vocab_size {}", self.config.vocab_size),
+            }),
+        }
+    }
+}
+
+/// Creates the plan's buffers (static ones once per device, shared by all plans) and prepares its dispatches.
+fn compile(
+    plan: Plan,
+    device: &mut dyn Device,
+    checkpoint: &Checkpoint,
+    rope: &RopeTable,
+    statics: &mut HashMap<(Source, usize), BufferHandle>,
+) -> Result<Compiled> {
+    let mut handles = Vec::with_capacity(plan.buffers.len());
+    for buffer in &plan.buffers {
+        let key = (buffer.source.clone(), buffer.spec.len());
+        if let Some(&known) = statics.get(&key).filter(|_| buffer.source != Source::Run) {
+            handles.push(known);
+            continue;
+        }
+        let handle = device.create(buffer.spec.clone())?;
+        match &buffer.source {
+            Source::Run => {}
+            Source::Tensor(name) => {
+                device.write(handle, 0, tensor::bytes_of(&checkpoint.bf16(name)?))?;
+                statics.insert(key, handle);
+            }
+            Source::RopeLut { heads } => {
+                let positions: Vec<usize> = (0..buffer.spec.rows).collect();
+                device.write(handle, 0, tensor::bytes_of(&rope_rows(rope, &positions, *heads)))?;
+                statics.insert(key, handle);
+            }
+        }
+        handles.push(handle);
+    }
+    let mut dispatches = Vec::with_capacity(plan.steps.len());
+    for step in &plan.steps {
+        dispatches.push(match (&step.op, step.placement) {
+            (Op::Dispatch(launches), Placement::Device) => {
+                let bound = launches.iter().map(|l| BoundLaunch {
+                    kernel: l.kernel.clone(),
+                    args: l.args.iter().map(|a| handles[a.0]).collect(),
+                });
+                Some(device.prepare(&step.name, bound.collect())?)
+            }
+            _ => None,
+        });
+    }
+    Ok(Compiled { plan, handles, dispatches })
+}
+
+/// LUT rows (cos half, then sin half) of `positions`, each repeated per head.
+///
+/// Shapes: `[n] -> [n, heads * head_dim]`.
+fn rope_rows(rope: &RopeTable, positions: &[usize], heads: usize) -> Vec<bf16> {
+    let seq_len = positions.iter().max().map_or(0, |p| p + 1);
+    let (cos, sin) = rope.bf16_rows(positions, seq_len);
+    let mut rows = Vec::with_capacity(positions.len() * heads * cos.ncols() * 2);
+    for (cos, sin) in cos.rows().into_iter().zip(sin.rows()) {
+        for _ in 0..heads {
+            rows.extend(cos);
+            rows.extend(sin);
+        }
+    }
+    rows
+}
+
+/// One plan in execution: what [`NpuRunner::execute`] needs at hand for each step.
+struct Run<'a> {
+    config: &'a ModelConfig,
+    checkpoint: &'a Checkpoint,
+    rope: &'a RopeTable,
+    device: &'a mut dyn Device,
+    host: &'a HostKernels,
+    kv: &'a mut KvCache,
+    compiled: &'a Compiled,
+    span: Span<'a>,
+    pad_id: u32,
+}
+
+impl Run<'_> {
+    fn context(&mut self, index: usize) -> StepContext<'_> {
+        StepContext {
+            plan: &self.compiled.plan,
+            step: &self.compiled.plan.steps[index],
+            position: self.span.position,
+            valid_rows: self.span.ids.len(),
+            kv: self.kv,
+            device: self.device,
+            handles: &self.compiled.handles,
+        }
+    }
+
+    fn poison_intermediates(&mut self) -> Result<()> {
+        for (buffer, &handle) in self.compiled.plan.buffers.iter().zip(&self.compiled.handles) {
+            if matches!(buffer.spec.role, Role::Intermediate | Role::Output) {
+                self.device.poison(handle)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, index: usize) -> Result<()> {
+        let compiled = self.compiled;
+        let step = &compiled.plan.steps[index];
+        match (&step.op, compiled.dispatches[index]) {
+            (_, Some(dispatch)) => self.device.run(dispatch).map(drop),
+            (Op::Host(op), None) => self.host_op(op),
+            (Op::Dispatch(launches), None) => launches.iter().try_for_each(|launch| {
+                let inputs = launch.args[..launch.args.len() - 1]
+                    .iter()
+                    .map(|&id| match &compiled.plan.buffer(id).source {
+                        Source::Tensor(name) => Ok(self.checkpoint.bf16(name)?.into_owned()),
+                        _ => self.read(id),
+                    })
+                    .collect::<Result<Vec<_>>>()?;
+                let out = self.host.launch(&launch.kernel, &inputs)?;
+                self.write(*launch.args.last().expect("checked by the plan"), 0, &out)
+            }),
+        }
+    }
+
+    fn host_op(&mut self, op: &HostOp) -> Result<()> {
+        let hidden = self.config.hidden_size;
+        let valid = self.span.ids.len();
+        match *op {
+            HostOp::Embed { out } => {
+                let rows = self.compiled.plan.buffer(out).spec.rows;
+                let table = self.checkpoint.bf16("model.embed_tokens.weight")?;
+                let mut x = Vec::with_capacity(rows * hidden);
+                for row in 0..rows {
+                    let id = self.span.ids.get(row).copied().unwrap_or(self.pad_id) as usize;
+                    x.extend_from_slice(&table[id * hidden..(id + 1) * hidden]);
+                }
+                self.write(out, 0, &x)
+            }
+            HostOp::RopeRow { q_lut, k_lut } => {
+                let row = rope_rows(self.rope, &[self.span.position], self.config.num_attention_heads);
+                self.write(q_lut, 0, &row)?;
+                self.write(k_lut, 0, &row[..self.config.kv_dim()])
+            }
+            HostOp::KvAppend { layer, k, v } => {
+                let len = valid * self.config.kv_dim();
+                let keys = self.read_part(k, 0, len)?;
+                let values = self.read_part(v, 0, len)?;
+                self.kv.append(layer, self.span.position, &keys, &values)
+            }
+            HostOp::DecodeAttention { layer, q, out } => {
+                let q = self.read(q)?;
+                let context = self.host.decode_attention(&q, self.kv.keys(layer), self.kv.values(layer));
+                self.write(out, 0, &context)
+            }
+            HostOp::FinalNorm { x, out } => {
+                let row = self.read_part(x, (valid - 1) * hidden, hidden)?;
+                let normed = self.host.final_norm(&row);
+                self.write(out, 0, &normed)
+            }
+        }
+    }
+
+    fn read(&mut self, id: BufferId) -> Result<Vec<bf16>> {
+        self.read_part(id, 0, self.compiled.plan.buffer(id).spec.len())
+    }
+
+    /// Elements `[start, start + len)` of a bf16 buffer.
+    fn read_part(&mut self, id: BufferId, start: usize, len: usize) -> Result<Vec<bf16>> {
+        let bytes = self.device.read(self.compiled.handles[id.0], start * 2, len * 2)?;
+        Ok(tensor::bf16_from_le_bytes(bytes))
+    }
+
+    fn write(&mut self, id: BufferId, start: usize, content: &[bf16]) -> Result<()> {
+        self.device.write(self.compiled.handles[id.0], start * 2, tensor::bytes_of(content))
+    }
+}
