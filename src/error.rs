@@ -54,6 +54,10 @@ pub enum Error {
     #[error("{what} is not available: {why}")]
     Unavailable { what: String, why: String },
 
+    /// Two things that cannot be compared: other shapes, ids beyond the vocabulary, no number where one must be.
+    #[error("{what}: cannot be compared: found {found}, expected {expected}")]
+    Comparison { what: String, found: String, expected: String },
+
     /// A wrong argument or environment variable.
     #[error("{what}: found {found:?}, expected {expected}")]
     Usage { what: String, found: String, expected: String },
@@ -68,5 +72,10 @@ impl Error {
     /// A damaged file.
     pub fn malformed(path: impl AsRef<Path>, why: impl Into<String>) -> Error {
         Error::Malformed { path: path.as_ref().to_owned(), why: why.into() }
+    }
+
+    /// A comparison that has no meaning.
+    pub fn comparison(what: impl Into<String>, found: impl Into<String>, expected: impl Into<String>) -> Error {
+        Error::Comparison { what: what.into(), found: found.into(), expected: expected.into() }
     }
 }

@@ -4,7 +4,9 @@
 //! `error`, `tensor`, `settings` · `model` · `kernel` · `reference` · `compute` · `device` · `plan` · `runner` ·
 //! `check` (pure: none of the rooms beside it) · `phase` · `report` · `harness` · `commands`.
 
+pub mod check;
 pub mod error;
+pub mod reference;
 pub mod settings;
 pub mod tensor;
 pub mod compute;
