@@ -1,0 +1,101 @@
+//! `diagnosis`: every layer's output of one lens prompt against HF, as a table.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::{ModelArgs, ReportArgs};
+use crate::check::layers;
+use crate::phase::{Bench, Run, Subject, phase2, phase3, progress};
+use crate::report::{Cell, Report, Table};
+use crate::settings;
+
+#[derive(Args)]
+pub(super) struct DiagnosisArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    report: ReportArgs,
+    /// Prompt with layer captures (default: the first)
+    #[arg(long, value_name = "ID")]
+    prompt_id: Option<String>,
+}
+
+pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
+    let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
+    let outline = subject.outline()?;
+    let prompt = match args.prompt_id.clone().or_else(|| outline.lens.first().cloned()) {
+        Some(prompt) => prompt,
+        None => anyhow::bail!("the capture of {} holds no layer outputs", subject.name),
+    };
+    let bench = Bench::new(subject.clone(), &args.model.label(), &[prompt.clone()], args.model.plan()?)?;
+    let found = phase3::lens(&bench, &prompt)?;
+    let positions = subject.lens(&prompt)?.positions.len();
+    let columns =
+        ["layer", "cosine", "cos min", "cos p5", "cos median", "max_abs", "max_rel", "sqnr_db", "rel_l2", "noise ratio"];
+    let mut table = Table::new(&format!("Layers against HF bf16, {prompt}, {positions} positions"), &columns);
+    for layer in &found {
+        let side = &layer.vs_bf16;
+        let last = if layer.layer + 1 == found.len() { " (after final norm)" } else { "" };
+        table.row([
+            Cell::from(format!("{:02}{last}", layer.layer)),
+            side.cosine.into(),
+            side.positions.min.into(),
+            side.positions.p5.into(),
+            side.positions.median.into(),
+            side.body.max_abs.into(),
+            side.body.max_rel.into(),
+            side.body.sqnr_db.into(),
+            side.body.rel_l2.into(),
+            layer.noise_ratio.into(),
+        ]);
+    }
+    let verdict = layers::judge(&found, subject.config.num_hidden_layers, positions);
+    let block = phase2::block(&bench, &prompt)?;
+    let (device, device_description) = bench.describe()?;
+    let mut report = Report {
+        command: "diagnosis".into(),
+        model: subject.name.clone(),
+        device,
+        device_description,
+        verdict: verdict.and(block.verdict),
+        facts: vec![],
+        tables: vec![table],
+    };
+    report.fact("composition", phase2::composition(&subject)?.to_string());
+    if args.report.record {
+        record(&args, &subject, &bench)?;
+    }
+    Ok(args.report.publish(&report, |report| {
+        println!("{} on {}\n", report.model, report.device_description);
+        println!("{}", report.tables[0].render());
+        println!("noise ratio: distance to HF f32 over HF bf16's own, positions >= 1; max_abs .. rel_l2 leave position 0 out");
+        for (name, value) in &report.facts {
+            println!("{name}: {}", value.text());
+        }
+    })?)
+}
+
+/// Writes phase 2's progress document from the very cases the tests run.
+fn record(args: &DiagnosisArgs, subject: &Subject, bench: &Bench) -> anyhow::Result<()> {
+    let mut findings = vec![];
+    for case in phase2::cases(&subject.outline()?) {
+        if let Run::OnDevice(run) = &case.run {
+            findings.push((case.name.clone(), run(bench.device())?));
+        }
+    }
+    let document = progress::Document {
+        name: phase2::DOCUMENT,
+        model: subject.name.clone(),
+        device: bench.device().into(),
+        command: format!("phasegate diagnosis {} --device {} --record", args.model.model, args.model.device),
+        notes: vec![
+            format!("path: {}", phase2::composition(subject)?),
+            format!("capture: {}", subject.capture()?.provenance()),
+        ],
+        findings,
+    };
+    let path = document.write(&settings::root())?;
+    eprintln!("wrote {}", path.strip_prefix(settings::root()).unwrap_or(&path).display());
+    Ok(())
+}

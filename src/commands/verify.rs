@@ -1,0 +1,161 @@
+//! `verify` and `verify-full`: every step of the chosen prompts against the HF capture.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+
+use super::{ModelArgs, Prompts, ReportArgs};
+use crate::check::{Summary, Verdict};
+use crate::error::{Error, Result};
+use crate::phase::phase3::{self, PromptFinding};
+use crate::phase::{Bench, Finding, Run, Subject, progress};
+use crate::report::{Cell, Report, Table};
+use crate::settings;
+
+#[derive(Args)]
+pub(super) struct VerifyArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    report: ReportArgs,
+    /// Prompt sets (default: the variant's own)
+    #[arg(long, value_enum)]
+    prompts: Option<Prompts>,
+    /// At most this many prompts
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    max_prompts: usize,
+}
+
+pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
+    let started = Instant::now();
+    let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
+    let most = if full || args.report.record { usize::MAX } else { args.max_prompts };
+    let prompts = choose(&subject, args.prompts, args.report.record, most)?;
+    let bench = Bench::new(subject.clone(), &args.model.label(), &prompts, args.model.plan()?)?;
+    let bar = super::progress_bar::bar(prompts.len() as u64, "verify");
+    let mut findings = vec![];
+    for id in &prompts {
+        bar.set_message(id.clone());
+        findings.push((id.clone(), phase3::prompt(&bench, id)?));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let kl = phase3::kl(&bench, &prompts)?;
+    let report = report(if full { "verify-full" } else { "verify" }, &bench, &findings, &kl, started)?;
+    if args.report.record {
+        record(&args, &subject, &bench)?;
+    }
+    Ok(args.report.publish(&report, people)?)
+}
+
+/// The captured prompts of the chosen sets, in capture order.
+///
+/// Errors: [`Error::Usage`] when that is none.
+fn choose(subject: &Subject, chosen: Option<Prompts>, all: bool, most: usize) -> Result<Vec<String>> {
+    let sets = if all { Prompts::All } else { chosen.unwrap_or(subject.default_prompts.into()) };
+    let captured = subject.capture()?.prompts().iter().filter(|p| sets.includes(p.set));
+    let prompts: Vec<String> = captured.map(|p| p.id.clone()).take(most).collect();
+    if prompts.is_empty() {
+        return Err(Error::Usage {
+            what: "prompts".into(),
+            found: "none of the chosen sets (or a limit of 0)".into(),
+            expected: "at least one prompt that the capture holds".into(),
+        });
+    }
+    Ok(prompts)
+}
+
+fn report(
+    command: &str,
+    bench: &Bench,
+    findings: &[(String, PromptFinding)],
+    kl: &Finding,
+    started: Instant,
+) -> Result<Report> {
+    let columns = ["prompt", "verdict", "steps", "same", "first divergence", "top-5 overlap", "regret ulp", "KL median", "floor"];
+    let mut table = Table::new("Prompts", &columns);
+    for (id, found) in findings {
+        let divergence = found.token_set.first_divergence.as_ref().map_or("none".into(), |d| {
+            let side = if d.mutual { "in each other's top 5" } else { "NOT in each other's top 5" };
+            format!("step {} ({} / HF {}, {side})", d.step, d.device_token, d.hf_token)
+        });
+        table.row([
+            Cell::from(id.as_str()),
+            found.verdict.outcome().word().into(),
+            found.token_set.steps.len().into(),
+            found.token_set.same().into(),
+            divergence.into(),
+            found.agreement.overlap().into(),
+            found.agreement.worst().map_or(f64::NAN, |(_, step)| step.regret_ulp).into(),
+            found.kl.summary.median.into(),
+            found.floor.summary.median.into(),
+        ]);
+    }
+    let verdict = Verdict::all(findings.iter().map(|(_, f)| f.verdict.clone())).and(kl.verdict.clone());
+    let prefill: Vec<f64> = timings(bench, findings, |t| vec![t.prefill_us as f64 / 1e3])?;
+    let decode: Vec<f64> = timings(bench, findings, |t| t.decode_us.iter().map(|&us| us as f64 / 1e3).collect())?;
+    let (label, description) = bench.describe()?;
+    let mut report = Report {
+        command: command.into(),
+        model: bench.subject().name.clone(),
+        device: label,
+        device_description: description,
+        verdict,
+        facts: vec![],
+        tables: vec![table],
+    };
+    for (name, value) in &kl.numbers {
+        report.fact(name, *value);
+    }
+    report.fact("prefill_ms_median", Summary::of(&prefill).median);
+    report.fact("decode_ms_median", Summary::of(&decode).median);
+    report.fact("composition", crate::phase::phase2::composition(bench.subject())?.to_string());
+    report.fact("seconds", started.elapsed().as_secs_f64());
+    Ok(report)
+}
+
+fn timings(
+    bench: &Bench,
+    findings: &[(String, PromptFinding)],
+    of: impl Fn(&crate::runner::StepTiming) -> Vec<f64>,
+) -> Result<Vec<f64>> {
+    let mut all = vec![];
+    for (id, _) in findings {
+        all.extend(of(&bench.record(id)?.timing));
+    }
+    Ok(all)
+}
+
+fn people(report: &Report) {
+    println!("{} on {}\n", report.model, report.device_description);
+    for table in &report.tables {
+        println!("{}", table.render());
+    }
+    for (name, value) in &report.facts {
+        println!("{name}: {}", value.text());
+    }
+}
+
+/// Writes phase 3's progress document from the very cases the tests run.
+fn record(args: &VerifyArgs, subject: &Subject, bench: &Bench) -> Result<()> {
+    let outline = subject.outline()?;
+    let mut findings = vec![];
+    for case in phase3::cases(&outline) {
+        if let Run::OnDevice(run) = &case.run {
+            findings.push((case.name.clone(), run(bench.device())?));
+        }
+    }
+    let verdict = Verdict::all(findings.iter().map(|(_, f)| f.verdict.clone()));
+    let document = progress::Document {
+        name: phase3::DOCUMENT,
+        model: subject.name.clone(),
+        device: bench.device().into(),
+        command: format!("phasegate verify-full {} --device {} --record", args.model.model, args.model.device),
+        notes: vec![format!("verdict: {verdict}"), format!("capture: {}", subject.capture()?.provenance())],
+        findings,
+    };
+    let path = document.write(&settings::root())?;
+    eprintln!("wrote {}", path.strip_prefix(settings::root()).unwrap_or(&path).display());
+    Ok(())
+}
