@@ -4,6 +4,7 @@
 //! `error`, `tensor`, `settings` · `model` · `kernel` · `reference` · `compute` · `device` · `plan` · `runner` ·
 //! `check` (pure: none of the rooms beside it) · `phase` · `report` · `harness` · `commands`.
 
+pub mod compute;
 pub mod error;
 pub mod settings;
 pub mod tensor;
