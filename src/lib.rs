@@ -5,10 +5,13 @@
 //! `check` (pure: none of the rooms beside it) · `phase` · `report` · `harness` · `commands`.
 
 pub mod check;
-pub mod error;
-pub mod reference;
-pub mod settings;
-pub mod tensor;
 pub mod compute;
 pub mod device;
+pub mod error;
 pub mod kernel;
+pub mod model;
+pub mod plan;
+pub mod reference;
+pub mod runner;
+pub mod settings;
+pub mod tensor;

@@ -27,7 +27,10 @@ pub const VARIABLES: &[Variable] = &[
     Variable { name: REQUIRE, what: "devices or models whose absence is a failure and not a skip, comma separated" },
     Variable { name: ISA, what: "instruction set of emu: portable, avx2, avx512f or avx512bf16 (default: the best)" },
     Variable { name: THREADS, what: "worker threads of emu (default: the machine's cores)" },
-    Variable { name: ROOT, what: "project root with fixtures, prompts and models (default: found from the working directory)" },
+    Variable {
+        name: ROOT,
+        what: "project root with fixtures, prompts and models (default: found from the working directory)",
+    },
     Variable { name: RUN_CACHE, what: "off: compute every run anew instead of taking it from target/phasegate/runs" },
 ];
 

@@ -1,0 +1,116 @@
+//! Attention over whole sequences (prefill) and for one new token (decode), grouped-query.
+//!
+//! Flash style: keys and values pass in blocks of a fixed size with an online softmax in f32, no [S, S] matrix exists,
+//! and blocks above the diagonal are skipped. Every row of a result sees the same blocks in the same order whichever
+//! kernel computes it, so decode equals prefill bit for bit. May not let a masked position touch a result, not even
+//! as 0 * NaN.
+
+use half::bf16;
+
+use super::{
+    Isa,
+    pool::{Kernel, Worker},
+    view::{Dst, Src},
+};
+
+mod block;
+mod border;
+mod scratch;
+
+use block::{Decode, Prefill};
+
+/// `out = softmax(scale * q · kᵀ + mask) · v` for every head; head h reads kv head `h / (heads / kv_heads)`.
+///
+/// `scale`d scores and softmax in f32; the probabilities are rounded to bf16 as operand of the product with v, their sum
+/// is not.
+///
+/// Shapes: `q`, `out` [S, heads * head_dim], `k`, `v` [S, kv_heads * head_dim], row-major; head_dim even.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention {
+    /// Queries.
+    pub q: Src<bf16>,
+    /// Keys.
+    pub k: Src<bf16>,
+    /// Values.
+    pub v: Src<bf16>,
+    /// Contexts; may not overlap an input.
+    pub out: Dst<bf16>,
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Length of a head.
+    pub head_dim: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Whether position i sees positions 0..=i only.
+    pub causal: bool,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
+/// [`Attention`] for one query over `len` cached positions, bit for bit its row `len - 1`.
+///
+/// Shapes: `q`, `out` [heads * head_dim]; `k`, `v`: `len` rows of kv_heads * head_dim, `stride` elements apart; what lies
+/// between and behind the rows is not read.
+#[derive(Debug, Clone, Copy)]
+pub struct DecodeAttention {
+    /// Query.
+    pub q: Src<bf16>,
+    /// Key cache.
+    pub k: Src<bf16>,
+    /// Value cache.
+    pub v: Src<bf16>,
+    /// Context; may not overlap an input.
+    pub out: Dst<bf16>,
+    /// Positions to attend to, at least one.
+    pub len: usize,
+    /// Elements from one cached row to the next.
+    pub stride: usize,
+    /// Query heads, a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Length of a head.
+    pub head_dim: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
+fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
+    assert!(kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads), "attention: {heads} heads on {kv_heads}");
+    assert!(head_dim > 0 && head_dim.is_multiple_of(2), "attention: head_dim {head_dim} is not even");
+}
+
+// SAFETY: tasks are disjoint rows and heads of `out`, each claimed once.
+unsafe impl Kernel for Attention {
+    fn run(&self, worker: &Worker<'_>) {
+        check_heads(self.heads, self.kv_heads, self.head_dim);
+        let (wide, narrow) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let rows = self.q.len() / wide;
+        assert_eq!(self.q.len(), rows * wide, "attention: q is not [S, {wide}]");
+        assert_eq!(self.out.len(), rows * wide, "attention: out is not [{rows}, {wide}]");
+        assert_eq!(self.k.len(), rows * narrow, "attention: k is not [{rows}, {narrow}]");
+        assert_eq!(self.v.len(), rows * narrow, "attention: v is not [{rows}, {narrow}]");
+        self.isa.dispatch(Prefill { kernel: self, rows, worker });
+    }
+}
+
+// SAFETY: tasks are disjoint heads of `out`, each claimed once.
+unsafe impl Kernel for DecodeAttention {
+    fn run(&self, worker: &Worker<'_>) {
+        check_heads(self.heads, self.kv_heads, self.head_dim);
+        let (wide, narrow) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        assert!(self.len > 0, "decode attention: no position");
+        assert!(self.stride >= narrow, "decode attention: stride {} < {narrow}", self.stride);
+        assert!(self.q.len() == wide && self.out.len() == wide, "decode attention: q or out is not [{wide}]");
+        let needed = (self.len - 1) * self.stride + narrow;
+        assert!(self.k.len() >= needed && self.v.len() >= needed, "decode attention: a cache is shorter than {needed}");
+        self.isa.dispatch(Decode { kernel: self, worker });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,389 @@
+//! The passes of attention over one block of keys and values.
+//!
+//! May not know threads: which rows a task takes never shows in its results.
+
+use half::bf16;
+
+use super::{Attention, DecodeAttention};
+use crate::compute::{
+    exp::exp,
+    lanes::{LANES, Lanes, Lanewise},
+    pack::{PANEL, pack_panel},
+    pool::Worker,
+    tile::{Rows, multiply_panel},
+};
+
+use super::border::{Contexts, Scores};
+use super::scratch::{Layout, Scratch};
+
+/// Positions of a block; part of the arithmetic, since each block rescales what came before.
+pub(super) const KV_BLOCK: usize = 64;
+/// Tokens of a task; all heads of the group share its packed blocks.
+const Q_BLOCK: usize = 48;
+/// Rows that go through scores, softmax and context while their scores are in the L1 cache.
+pub(super) const CHUNK: usize = 24;
+
+/// Rows of queries of one kv head, and the positions they see.
+struct Task {
+    /// Row 0 of band 0; a band is one head (prefill) or all heads of the one token (decode).
+    q: *const bf16,
+    out: *mut bf16,
+    bands: usize,
+    band_stride: usize,
+    rows: usize,
+    row_stride: usize,
+    k: *const bf16,
+    v: *const bf16,
+    kv_stride: usize,
+    head_dim: usize,
+    scale: f32,
+    /// Row r sees the positions below `seen + r * seen_step`.
+    seen: usize,
+    seen_step: usize,
+}
+
+pub(super) struct Prefill<'a> {
+    pub(super) kernel: &'a Attention,
+    pub(super) rows: usize,
+    pub(super) worker: &'a Worker<'a>,
+}
+
+pub(super) struct Decode<'a> {
+    pub(super) kernel: &'a DecodeAttention,
+    pub(super) worker: &'a Worker<'a>,
+}
+
+impl Lanewise for Prefill<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) {
+        let Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
+        let group = heads / kv_heads;
+        let blocks = self.rows.div_ceil(Q_BLOCK);
+        let scratch = Scratch::take(Layout::new(head_dim, group * Q_BLOCK));
+        loop {
+            let task = self.worker.claim();
+            if task >= blocks * kv_heads {
+                break;
+            }
+            // The last tokens see the most: their tasks go first, so that the workers end together.
+            let first = (blocks - 1 - task / kv_heads) * Q_BLOCK;
+            let kv_head = task % kv_heads;
+            let rows = Q_BLOCK.min(self.rows - first);
+            let at = first * heads * head_dim + kv_head * group * head_dim;
+            // SAFETY: token `first`, the first head of the group, and the kv head exist, with `rows` tokens; the rows
+            // of these heads are written by this task only. Causal or not, no row sees more positions than there are.
+            unsafe {
+                let task = Task {
+                    q: q.ptr().add(at),
+                    out: out.ptr().add(at),
+                    bands: group,
+                    band_stride: head_dim,
+                    rows,
+                    row_stride: heads * head_dim,
+                    k: k.ptr().add(kv_head * head_dim),
+                    v: v.ptr().add(kv_head * head_dim),
+                    kv_stride: kv_heads * head_dim,
+                    head_dim,
+                    scale,
+                    seen: if causal { first + 1 } else { self.rows },
+                    seen_step: usize::from(causal),
+                };
+                attend(l, &task, &scratch);
+            }
+        }
+    }
+}
+
+impl Lanewise for Decode<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) {
+        let DecodeAttention { q, k, v, out, len, stride, heads, kv_heads, head_dim, scale, .. } = *self.kernel;
+        let group = heads / kv_heads;
+        let scratch = Scratch::take(Layout::new(head_dim, group));
+        loop {
+            let kv_head = self.worker.claim();
+            if kv_head >= kv_heads {
+                break;
+            }
+            // SAFETY: the heads of the group exist in `q` and `out` and are written by this task only; the caches have
+            // `len` rows.
+            unsafe {
+                let task = Task {
+                    q: q.ptr().add(kv_head * group * head_dim),
+                    out: out.ptr().add(kv_head * group * head_dim),
+                    bands: 1,
+                    band_stride: 0,
+                    rows: group,
+                    row_stride: head_dim,
+                    k: k.ptr().add(kv_head * head_dim),
+                    v: v.ptr().add(kv_head * head_dim),
+                    kv_stride: stride,
+                    head_dim,
+                    scale,
+                    seen: len,
+                    seen_step: 0,
+                };
+                attend(l, &task, &scratch);
+            }
+        }
+    }
+}
+
+impl Task {
+    fn seen(&self, row: usize) -> usize {
+        self.seen + row * self.seen_step
+    }
+
+    /// The first row at or after `row` that sees position `position`; `end` if none before `end` does.
+    fn first_to_see(&self, position: usize, row: usize, end: usize) -> usize {
+        match self.seen_step {
+            0 if self.seen > position => row,
+            0 => end,
+            _ => (position + 1).saturating_sub(self.seen).clamp(row, end),
+        }
+    }
+}
+
+/// # Safety
+/// The task's pointers are valid for what it says, and nobody else writes its rows of `out`; the scratch is laid out
+/// for its head_dim and at least its rows.
+#[inline(always)]
+unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
+    let rows = task.bands * task.rows;
+    scratch.reset(rows);
+    let end = task.seen(task.rows - 1);
+    for start in (0..end).step_by(KV_BLOCK) {
+        let len = KV_BLOCK.min(end - start);
+        // SAFETY: positions `start..start + len` exist; the scratch holds a block.
+        let finite = unsafe {
+            let (k, v) = (task.k.add(start * task.kv_stride), task.v.add(start * task.kv_stride));
+            for p in 0..len.div_ceil(PANEL) {
+                let rows = k.add(p * PANEL * task.kv_stride);
+                let columns = PANEL.min(len - p * PANEL);
+                pack_panel(scratch.key_panel(p), rows, task.kv_stride, columns, task.head_dim);
+            }
+            pack_values(scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
+        };
+        let block = Block { start, len, finite };
+        for band in 0..task.bands {
+            let first = task.first_to_see(start, 0, task.rows);
+            for row in (first..task.rows).step_by(CHUNK) {
+                let count = CHUNK.min(task.rows - row);
+                // SAFETY: rows `row..row + count` of the band exist, and all see position `start`.
+                unsafe {
+                    scores(l, task, scratch, &block, band, row, count);
+                    softmax(l, task, scratch, &block, band, row, count);
+                    contexts(l, task, scratch, &block, band, row, count);
+                }
+            }
+        }
+    }
+    for band in 0..task.bands {
+        for row in 0..task.rows {
+            let at = band * task.band_stride + row * task.row_stride;
+            // SAFETY: row `row` of the band exists in `out`.
+            unsafe { scratch.write_row(l, band * task.rows + row, task.out.add(at), task.head_dim) };
+        }
+    }
+}
+
+struct Block {
+    start: usize,
+    len: usize,
+    /// Whether no value is infinite or NaN.
+    finite: bool,
+}
+
+impl Block {
+    /// Positions of the block that a row with `seen` positions sees.
+    fn seen(&self, seen: usize) -> usize {
+        (seen - self.start).min(self.len)
+    }
+}
+
+/// `scores[r][p] = scale * q[r] · k[p]`, for the panels that a row sees any position of.
+#[inline(always)]
+unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, band: usize, row: usize, count: usize) {
+    for p in 0..block.len.div_ceil(PANEL) {
+        let first = task.first_to_see(block.start + p * PANEL, row, row + count);
+        // SAFETY: the caller's: these rows exist, and the panel is packed.
+        unsafe {
+            let at = band * task.band_stride + first * task.row_stride;
+            let rows = Rows { first: task.q.add(at), stride: task.row_stride };
+            let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
+            let border = Scores { scores, scale: task.scale };
+            multiply_panel(l, rows, row + count - first, scratch.key_panel(p), PANEL, task.head_dim, &border);
+        }
+    }
+}
+
+/// Turns scores into probabilities relative to the running maximum, and updates maximum, sum and rescaling factor.
+#[inline(always)]
+unsafe fn softmax<L: Lanes>(
+    l: L,
+    task: &Task,
+    scratch: &Scratch,
+    block: &Block,
+    band: usize,
+    row: usize,
+    count: usize,
+) {
+    const VECS: usize = KV_BLOCK / LANES;
+    let mut shift = [0.0f32; CHUNK.next_multiple_of(LANES)];
+    let mut sums = [0.0f32; CHUNK.next_multiple_of(LANES)];
+    for i in 0..count {
+        let seen = block.seen(task.seen(row + i));
+        // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities; it has a running maximum.
+        unsafe {
+            let scores = scratch.scores().add(i * KV_BLOCK);
+            let mut s: [L::F; VECS] = std::array::from_fn(|v| l.load(scores.add(v * LANES)));
+            if seen < KV_BLOCK {
+                for (v, s) in s.iter_mut().enumerate() {
+                    *s = l.keep_first(*s, seen.saturating_sub(v * LANES), f32::NEG_INFINITY);
+                }
+            }
+            // A NaN that `max` drops comes back with its own exponential below.
+            let mut top = s[0];
+            for &s in &s[1..] {
+                top = l.max(top, s);
+            }
+            let top = l.largest(top);
+            let running = scratch.maximum().add(band * task.rows + row + i);
+            let new = if *running > top { *running } else { top };
+            shift[i] = *running - new;
+            *running = new;
+            let new = l.splat(new);
+            for s in &mut s {
+                *s = exp(l, l.sub(*s, new));
+            }
+            if seen < KV_BLOCK {
+                for (v, p) in s.iter_mut().enumerate() {
+                    *p = l.keep_first(*p, seen.saturating_sub(v * LANES), 0.0);
+                }
+            }
+            let mut sum = s[0];
+            l.store_bf16(scratch.probabilities().add(i * KV_BLOCK), s[0]);
+            for (v, &p) in s.iter().enumerate().skip(1) {
+                sum = l.add(sum, p);
+                l.store_bf16(scratch.probabilities().add(i * KV_BLOCK + v * LANES), p);
+            }
+            sums[i] = l.sum(sum);
+        }
+    }
+    for i in (0..count).step_by(LANES) {
+        // SAFETY: the arrays and the scratch are padded to whole vectors.
+        unsafe {
+            let factor = exp(l, l.load(shift.as_ptr().add(i)));
+            l.store(scratch.rescale().add(i), factor);
+            for (j, &sum) in sums[i..count.min(i + LANES)].iter().enumerate() {
+                let total = scratch.total().add(band * task.rows + row + i + j);
+                *total = *total * *scratch.rescale().add(i + j) + sum;
+            }
+        }
+    }
+}
+
+/// `context[r] = rescale[r] * context[r] + probabilities[r] · v`.
+#[inline(always)]
+unsafe fn contexts<L: Lanes>(
+    l: L,
+    task: &Task,
+    scratch: &Scratch,
+    block: &Block,
+    band: usize,
+    row: usize,
+    count: usize,
+) {
+    // No row of the chunk sees more than the last; what the others do not see has probability 0.
+    let seen = block.seen(task.seen(row + count - 1));
+    let partial = block.seen(task.seen(row)) < seen;
+    if partial && !block.finite {
+        // 0 * NaN is NaN: each row gets its own copy of the values, zero where it does not see them.
+        for i in 0..count {
+            let seen = block.seen(task.seen(row + i));
+            // SAFETY: the caller's; the spare panels hold a block.
+            unsafe {
+                let v = task.v.add(block.start * task.kv_stride);
+                pack_values(scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
+                product(l, task, scratch, band * task.rows + row, i, 1, seen, true);
+            }
+        }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { product(l, task, scratch, band * task.rows + row, 0, count, seen, false) };
+    }
+}
+
+/// The product for rows `i..i + count` of the chunk that starts at row `base` of the scratch, over `seen` positions.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one call site's loop body, twice")]
+unsafe fn product<L: Lanes>(
+    l: L,
+    task: &Task,
+    scratch: &Scratch,
+    base: usize,
+    i: usize,
+    count: usize,
+    seen: usize,
+    spare: bool,
+) {
+    for p in 0..task.head_dim.div_ceil(PANEL) {
+        // SAFETY: the caller's: the rows exist in the scratch, the panels are packed. Positions come in pairs, the odd
+        // one out has probability 0 and value 0 or finite.
+        unsafe {
+            let rows = Rows { first: scratch.probabilities().add(i * KV_BLOCK), stride: KV_BLOCK };
+            let panel = if spare { scratch.spare_panel(p) } else { scratch.value_panel(p) };
+            let border = Contexts {
+                contexts: scratch.context(base + i).add(p * PANEL),
+                stride: scratch.context_stride(),
+                rescale: scratch.rescale().add(i),
+            };
+            multiply_panel(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+        }
+    }
+}
+
+/// Packs `len` rows of values, pairs along the positions, zero behind them; gives whether all are finite.
+///
+/// # Safety
+/// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of KV_BLOCK positions, `rows` for reads of `len` rows of
+/// `head_dim` elements, `stride` apart; `len <= KV_BLOCK`.
+#[inline(always)]
+unsafe fn pack_values(panels: *mut u32, rows: *const bf16, stride: usize, len: usize, head_dim: usize) -> bool {
+    let mut special = 0;
+    for p in 0..head_dim.div_ceil(PANEL) {
+        let columns = PANEL.min(head_dim - p * PANEL);
+        for pair in 0..KV_BLOCK / 2 {
+            // SAFETY: the caller's.
+            unsafe {
+                let to = panels.add((p * (KV_BLOCK / 2) + pair) * PANEL);
+                let even = rows.add(2 * pair * stride + p * PANEL);
+                if columns < PANEL || 2 * pair + 1 >= len {
+                    to.write_bytes(0, PANEL);
+                    for c in 0..if 2 * pair < len { columns } else { 0 } {
+                        let low = u32::from((*even.add(c)).to_bits());
+                        let odd = 2 * pair + 1 < len;
+                        let high = if odd { u32::from((*even.add(stride + c)).to_bits()) } else { 0 };
+                        let bits = low | high << 16;
+                        special |= (bits & 0x7f80_7f80).wrapping_add(0x0080_0080);
+                        to.add(c).write(bits);
+                    }
+                    continue;
+                }
+                for c in 0..PANEL {
+                    let low = u32::from((*even.add(c)).to_bits());
+                    let high = u32::from((*even.add(stride + c)).to_bits());
+                    let bits = low | high << 16;
+                    // An exponent of all ones carries into the sign bit.
+                    special |= (bits & 0x7f80_7f80).wrapping_add(0x0080_0080);
+                    to.add(c).write(bits);
+                }
+            }
+        }
+    }
+    special & 0x8000_8000 == 0
+}

@@ -1,0 +1,80 @@
+//! Where the two products of attention start and end.
+
+use crate::compute::{
+    lanes::{LANES, Lanes},
+    tile::Border,
+};
+
+use super::block::KV_BLOCK;
+
+/// Starts at zero, stores scaled scores.
+pub(super) struct Scores {
+    pub(super) scores: *mut f32,
+    pub(super) scale: f32,
+}
+
+impl Border for Scores {
+    #[inline(always)]
+    unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
+        [[l.splat(0.0); V]; M]
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes, const M: usize, const V: usize>(
+        &self,
+        l: L,
+        row: usize,
+        column: usize,
+        tile: [[L::F; V]; M],
+    ) {
+        for (m, vectors) in tile.into_iter().enumerate() {
+            for (v, vector) in vectors.into_iter().enumerate() {
+                let at = (row + m) * KV_BLOCK + column + v * LANES;
+                // SAFETY: the scores of the chunk have KV_BLOCK columns, and panels divide it.
+                unsafe { l.store(self.scores.add(at), l.mul(vector, l.splat(self.scale))) };
+            }
+        }
+    }
+}
+
+/// Starts from the rescaled contexts, stores the new ones.
+pub(super) struct Contexts {
+    pub(super) contexts: *mut f32,
+    pub(super) stride: usize,
+    pub(super) rescale: *const f32,
+}
+
+impl Border for Contexts {
+    #[inline(always)]
+    unsafe fn start<L: Lanes, const M: usize, const V: usize>(
+        &self,
+        l: L,
+        row: usize,
+        column: usize,
+    ) -> [[L::F; V]; M] {
+        std::array::from_fn(|m| {
+            std::array::from_fn(|v| {
+                let at = (row + m) * self.stride + column + v * LANES;
+                // SAFETY: row `row + m` has a factor and a context, padded to whole panels.
+                unsafe { l.mul(l.load(self.contexts.add(at)), l.splat(*self.rescale.add(row + m))) }
+            })
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes, const M: usize, const V: usize>(
+        &self,
+        l: L,
+        row: usize,
+        column: usize,
+        tile: [[L::F; V]; M],
+    ) {
+        for (m, vectors) in tile.into_iter().enumerate() {
+            for (v, vector) in vectors.into_iter().enumerate() {
+                let at = (row + m) * self.stride + column + v * LANES;
+                // SAFETY: as in `start`.
+                unsafe { l.store(self.contexts.add(at), vector) };
+            }
+        }
+    }
+}

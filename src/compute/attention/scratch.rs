@@ -1,0 +1,202 @@
+//! Working memory of attention, one per thread, kept from call to call.
+//!
+//! Holds addresses only; what lies where and when is up to `block`.
+
+use std::cell::RefCell;
+
+use half::bf16;
+
+use crate::compute::{
+    lanes::{LANES, Lanes},
+    pack::PANEL,
+};
+
+use super::block::{CHUNK, KV_BLOCK};
+
+/// A cache line, so that whole vectors never straddle two.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[expect(dead_code, reason = "reached through pointers")] [u32; LINE]);
+
+const LINE: usize = 16;
+
+thread_local! {
+    static MEMORY: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Offsets of the parts, in u32.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    key_panel: usize,
+    value_panels: usize,
+    context_stride: usize,
+    /// Rows of maxima, totals and contexts, padded.
+    rows: usize,
+}
+
+impl Layout {
+    /// For heads of `head_dim` and up to `rows` rows.
+    pub(super) fn new(head_dim: usize, rows: usize) -> Layout {
+        Layout {
+            key_panel: head_dim / 2 * PANEL,
+            value_panels: head_dim.div_ceil(PANEL),
+            context_stride: head_dim.next_multiple_of(PANEL),
+            rows: rows.next_multiple_of(LINE),
+        }
+    }
+}
+
+/// The parts of this thread's memory, valid until the thread takes it again.
+pub(super) struct Scratch {
+    layout: Layout,
+    keys: *mut u32,
+    values: *mut u32,
+    spare: *mut u32,
+    scores: *mut f32,
+    probabilities: *mut bf16,
+    rescale: *mut f32,
+    maximum: *mut f32,
+    total: *mut f32,
+    contexts: *mut f32,
+}
+
+impl Scratch {
+    /// This thread's memory, laid out anew.
+    pub(super) fn take(layout: Layout) -> Scratch {
+        let values = layout.value_panels * (KV_BLOCK / 2 * PANEL);
+        let parts = [
+            KV_BLOCK / PANEL * layout.key_panel,
+            values,
+            values,
+            CHUNK * KV_BLOCK,
+            CHUNK * KV_BLOCK / 2,
+            CHUNK.next_multiple_of(LANES),
+            layout.rows,
+            layout.rows,
+            layout.rows * layout.context_stride,
+        ];
+        let base = MEMORY.with_borrow_mut(|memory| {
+            let lines = parts.iter().map(|part| part.div_ceil(LINE)).sum::<usize>();
+            if memory.len() < lines {
+                memory.resize(lines, Line([0; LINE]));
+            }
+            memory.as_mut_ptr().cast::<u32>()
+        });
+        let mut offset = 0;
+        let mut next = parts.iter().map(|part| {
+            // SAFETY: the parts, each rounded up to whole lines, lie within `lines` lines one after the other.
+            let at = unsafe { base.add(offset) };
+            offset += part.next_multiple_of(LINE);
+            at
+        });
+        let mut part = || next.next().expect("a part per field");
+        Scratch {
+            layout,
+            keys: part(),
+            values: part(),
+            spare: part(),
+            scores: part().cast(),
+            probabilities: part().cast(),
+            rescale: part().cast(),
+            maximum: part().cast(),
+            total: part().cast(),
+            contexts: part().cast(),
+        }
+    }
+
+    /// Empties the softmax state of the first `rows` rows.
+    #[inline(always)]
+    pub(super) fn reset(&self, rows: usize) {
+        assert!(rows <= self.layout.rows);
+        // SAFETY: the parts hold `layout.rows` rows.
+        unsafe {
+            for row in 0..rows {
+                self.maximum.add(row).write(f32::NEG_INFINITY);
+                self.total.add(row).write(0.0);
+            }
+            self.contexts.write_bytes(0, rows * self.layout.context_stride);
+        }
+    }
+
+    /// Panel `p` of packed keys, PANEL positions.
+    #[inline(always)]
+    pub(super) fn key_panel(&self, p: usize) -> *mut u32 {
+        self.keys.wrapping_add(p * self.layout.key_panel)
+    }
+
+    /// Panel `p` of packed values, PANEL columns of a head.
+    #[inline(always)]
+    pub(super) fn value_panel(&self, p: usize) -> *mut u32 {
+        self.values.wrapping_add(p * (KV_BLOCK / 2 * PANEL))
+    }
+
+    /// As [`Scratch::value_panel`], for one row's own copy.
+    #[inline(always)]
+    pub(super) fn spare_panel(&self, p: usize) -> *mut u32 {
+        self.spare.wrapping_add(p * (KV_BLOCK / 2 * PANEL))
+    }
+
+    /// Scores of a chunk: [CHUNK, KV_BLOCK].
+    #[inline(always)]
+    pub(super) fn scores(&self) -> *mut f32 {
+        self.scores
+    }
+
+    /// Probabilities of a chunk: [CHUNK, KV_BLOCK].
+    #[inline(always)]
+    pub(super) fn probabilities(&self) -> *mut bf16 {
+        self.probabilities
+    }
+
+    /// Factors of a chunk's earlier contexts.
+    #[inline(always)]
+    pub(super) fn rescale(&self) -> *mut f32 {
+        self.rescale
+    }
+
+    /// Running maxima of the rows.
+    #[inline(always)]
+    pub(super) fn maximum(&self) -> *mut f32 {
+        self.maximum
+    }
+
+    /// Running sums of the rows.
+    #[inline(always)]
+    pub(super) fn total(&self) -> *mut f32 {
+        self.total
+    }
+
+    /// Unnormalised context of row `row`, padded to whole panels.
+    #[inline(always)]
+    pub(super) fn context(&self, row: usize) -> *mut f32 {
+        self.contexts.wrapping_add(row * self.layout.context_stride)
+    }
+
+    /// f32 from one context to the next.
+    #[inline(always)]
+    pub(super) fn context_stride(&self) -> usize {
+        self.layout.context_stride
+    }
+
+    /// Divides the context of a row by its sum and rounds it.
+    ///
+    /// # Safety
+    /// `out` is valid for writes of `head_dim` elements, and this is the layout's head_dim.
+    #[inline(always)]
+    pub(super) unsafe fn write_row<L: Lanes>(&self, l: L, row: usize, out: *mut bf16, head_dim: usize) {
+        // SAFETY: row `row` has a sum and a context padded to whole vectors; `out` is cut at `head_dim`.
+        unsafe {
+            let total = l.splat(*self.total.add(row));
+            for i in (0..head_dim).step_by(LANES) {
+                let value = l.div(l.load(self.context(row).add(i)), total);
+                if i + LANES <= head_dim {
+                    l.store_bf16(out.add(i), value);
+                } else {
+                    let mut whole = [bf16::ZERO; LANES];
+                    l.store_bf16(whole.as_mut_ptr(), value);
+                    out.add(i).copy_from_nonoverlapping(whole.as_ptr(), head_dim - i);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,222 @@
+use proptest::prelude::*;
+use rstest::rstest;
+
+use super::*;
+use crate::compute::{
+    Call, Pool,
+    testing::{THREADS, assert_close, bits, isas, noise},
+};
+
+/// (heads, kv heads, head_dim)
+type Dims = (usize, usize, usize);
+
+fn naive(q: &[bf16], k: &[bf16], v: &[bf16], (heads, kv_heads, head_dim): Dims, scale: f64, causal: bool) -> Vec<f64> {
+    let (rows, wide, narrow) = (q.len() / (heads * head_dim), heads * head_dim, kv_heads * head_dim);
+    let mut out = vec![0.0; q.len()];
+    for (row, out) in out.chunks_mut(wide).enumerate() {
+        for (head, out) in out.chunks_mut(head_dim).enumerate() {
+            let at = |position: usize, d: usize| position * narrow + head / (heads / kv_heads) * head_dim + d;
+            let seen = if causal { row + 1 } else { rows };
+            let score = |p: usize| {
+                let q = &q[row * wide + head * head_dim..];
+                scale * (0..head_dim).map(|d| q[d].to_f64() * k[at(p, d)].to_f64()).sum::<f64>()
+            };
+            let scores: Vec<f64> = (0..seen).map(score).collect();
+            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
+            for (d, out) in out.iter_mut().enumerate() {
+                *out = (0..seen).map(|p| (scores[p] - top).exp() * v[at(p, d)].to_f64()).sum::<f64>() / total;
+            }
+        }
+    }
+    out
+}
+
+struct Inputs {
+    q: Vec<bf16>,
+    k: Vec<bf16>,
+    v: Vec<bf16>,
+    dims: Dims,
+    scale: f32,
+}
+
+impl Inputs {
+    fn new(rows: usize, dims: Dims, seed: u64) -> Inputs {
+        let (heads, kv_heads, head_dim) = dims;
+        let kv = rows * kv_heads * head_dim;
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let q = noise(rows * heads * head_dim, seed);
+        Inputs { q, k: noise(kv, seed ^ 1000), v: noise(kv, seed ^ 2000), dims, scale }
+    }
+
+    fn attend(&self, call: Call<'_>, causal: bool) -> Vec<bf16> {
+        let mut out = vec![bf16::NAN; self.q.len()];
+        call.attention(&self.q, &self.k, &self.v, self.dims, self.scale, causal, &mut out);
+        out
+    }
+
+    fn decode(&self, call: Call<'_>, row: usize) -> Vec<bf16> {
+        let (heads, kv_heads, head_dim) = self.dims;
+        let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
+        let mut out = vec![bf16::NAN; wide];
+        let end = (row + 1) * narrow;
+        let q = &self.q[row * wide..][..wide];
+        call.decode_attention(q, &self.k[..end], &self.v[..end], self.dims, self.scale, &mut out);
+        out
+    }
+
+    fn expected(&self, causal: bool) -> Vec<f64> {
+        naive(&self.q, &self.k, &self.v, self.dims, f64::from(self.scale), causal)
+    }
+}
+
+/// Room for probabilities rounded to bf16 and one rounding of the result, on values of order one.
+fn assert_context(name: &str, out: &[bf16], expected: &[f64]) {
+    assert_close(name, out, expected, 1.0 / 256.0, 6e-3);
+}
+
+#[rstest]
+#[case(1, (1, 1, 2))]
+#[case(5, (2, 1, 6))]
+#[case(63, (3, 3, 34))]
+#[case(64, (9, 3, 64))]
+#[case(65, (4, 2, 32))]
+#[case(130, (9, 3, 64))]
+#[case(200, (2, 1, 128))]
+#[case(97, (2, 2, 66))]
+fn matches_f64_is_the_same_for_any_threads_and_equals_decode(#[case] rows: usize, #[case] dims: Dims) {
+    let inputs = Inputs::new(rows, dims, 1);
+    for causal in [true, false] {
+        let expected = inputs.expected(causal);
+        for isa in isas() {
+            let mut first: Option<Vec<u16>> = None;
+            for threads in THREADS {
+                let pool = Pool::new(threads);
+                let call = Call { pool: &pool, isa };
+                let out = inputs.attend(call, causal);
+                let name = format!("{isa} {rows} rows {dims:?} causal {causal}, {threads} threads");
+                assert_context(&name, &out, &expected);
+                assert_eq!(*first.get_or_insert_with(|| bits(&out)), bits(&out), "{name}");
+                let wide = dims.0 * dims.2;
+                for row in if causal { (0..rows).step_by(7).collect() } else { vec![rows - 1] } {
+                    let decoded = inputs.decode(call, row);
+                    assert_eq!(bits(&decoded), bits(&out[row * wide..][..wide]), "{name}: decode of row {row}");
+                }
+            }
+        }
+    }
+}
+
+#[rstest]
+fn masked_nan_and_infinity_leave_no_trace(
+    #[values(bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY)] poison: bf16,
+    #[values(1, 20, 63, 64, 100)] clean: usize,
+) {
+    let (rows, dims) = (131, (4, 2, 34));
+    let inputs = Inputs::new(rows, dims, 3);
+    let mut poisoned = Inputs::new(rows, dims, 3);
+    let (wide, narrow) = (dims.0 * dims.2, dims.1 * dims.2);
+    poisoned.k[clean * narrow..].fill(poison);
+    poisoned.v[clean * narrow..].fill(poison);
+    poisoned.q[clean * wide..].fill(poison);
+    for isa in isas() {
+        let pool = Pool::new(2);
+        let call = Call { pool: &pool, isa };
+        let (good, bad) = (inputs.attend(call, true), poisoned.attend(call, true));
+        assert_eq!(bits(&good[..clean * wide]), bits(&bad[..clean * wide]), "{isa}");
+        assert!(bad[clean * wide..].iter().all(|v| v.is_nan()), "{isa}: a poisoned row looks sound");
+    }
+}
+
+#[rstest]
+fn a_seen_nan_is_never_hidden(#[values(0, 5, 64, 69)] position: usize, #[values(0, 1, 2)] part: usize) {
+    let (rows, dims) = (70, (2, 1, 32));
+    let mut inputs = Inputs::new(rows, dims, 4);
+    let (wide, narrow) = (64, 32);
+    match part {
+        0 => inputs.q[position * wide + 3] = bf16::NAN,
+        1 => inputs.k[position * narrow + 3] = bf16::NAN,
+        _ => inputs.v[position * narrow + 3] = bf16::NAN,
+    }
+    for isa in isas() {
+        let pool = Pool::new(2);
+        let out = inputs.attend(Call { pool: &pool, isa }, true);
+        for (i, v) in out.iter().enumerate() {
+            let (row, column) = (i / wide, i % wide);
+            let expected = match part {
+                0 => row == position && column < 32,
+                1 => row >= position,
+                _ => row >= position && column % 32 == 3,
+            };
+            assert_eq!(v.is_nan(), expected, "{isa}: row {row}, column {column}");
+        }
+    }
+}
+
+#[test]
+fn decode_reads_rows_only_and_nothing_behind_them() {
+    let (len, dims, stride) = (75, (6, 2, 16), 50);
+    let inputs = Inputs::new(len, dims, 5);
+    let spread = |rows: &[bf16]| {
+        let mut wide = vec![bf16::NAN; (len + 4) * stride];
+        for (to, from) in wide.chunks_mut(stride).zip(rows.chunks(32)) {
+            to[..32].copy_from_slice(from);
+        }
+        wide
+    };
+    let (k, v, pool) = (spread(&inputs.k), spread(&inputs.v), Pool::new(2));
+    for isa in isas() {
+        let expected = inputs.decode(Call { pool: &pool, isa }, len - 1);
+        let mut out = vec![bf16::NAN; 96];
+        let q = &inputs.q[(len - 1) * 96..];
+        // SAFETY: all slices outlive the run, `out` is unique.
+        let kernel = unsafe {
+            DecodeAttention {
+                q: Src::of(q),
+                k: Src::of(&k),
+                v: Src::of(&v),
+                out: Dst::of(&mut out),
+                len,
+                stride,
+                heads: 6,
+                kv_heads: 2,
+                head_dim: 16,
+                scale: inputs.scale,
+                isa,
+            }
+        };
+        pool.run(&[&kernel]);
+        assert_eq!(bits(&out), bits(&expected), "{isa}");
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let mut inputs = Inputs::new(80, (1, 1, 8), 6);
+    inputs.scale = 500.0;
+    for isa in isas() {
+        let out = inputs.attend(Call { pool: &Pool::new(1), isa }, true);
+        assert_context(&isa.to_string(), &out, &inputs.expected(true));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+
+    #[test]
+    fn any_shape(
+        rows in 1usize..150,
+        group in 1usize..4,
+        kv_heads in 1usize..4,
+        half in 1usize..40,
+        causal in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let inputs = Inputs::new(rows, (group * kv_heads, kv_heads, 2 * half), seed);
+        let expected = inputs.expected(causal);
+        let pool = Pool::new(2);
+        for isa in isas() {
+            assert_context(&isa.to_string(), &inputs.attend(Call { pool: &pool, isa }, causal), &expected);
+        }
+    }
+}

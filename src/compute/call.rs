@@ -1,0 +1,124 @@
+//! One kernel at a time, on slices: the safe way in for host code and tests.
+//!
+//! May not compute anything itself; a dispatch of several kernels goes through [`Pool::run`].
+
+use half::bf16;
+
+use super::{
+    Add, Attention, BiasAdd, DecodeAttention, GeluTanh, Gemm, Gemv, Isa, Kernel, Out, PackedWeight, Pool, RmsNorm,
+    Rope, SiluMul,
+    view::{Dst, Src},
+};
+
+/// A pool and an instruction set to call kernels with.
+///
+/// Every method is the kernel of the same name; it panics where the shapes do not fit.
+#[derive(Debug, Clone, Copy)]
+pub struct Call<'a> {
+    /// Who works.
+    pub pool: &'a Pool,
+    /// With what.
+    pub isa: Isa,
+}
+
+fn src<T: Copy>(slice: &[T]) -> Src<T> {
+    // SAFETY: this module's methods hold the borrow until the only run of the kernel is over.
+    unsafe { Src::of(slice) }
+}
+
+fn dst<T: Copy>(slice: &mut [T]) -> Dst<T> {
+    // SAFETY: this module's methods hold the borrow until the only run of the kernel is over, and it is unique.
+    unsafe { Dst::of(slice) }
+}
+
+impl Call<'_> {
+    fn run(&self, kernel: impl Kernel) {
+        self.pool.run(&[&kernel]);
+    }
+
+    /// [`Gemm`] to bf16. Shapes: `a` [M, K], `c` [M, N].
+    pub fn gemm(&self, a: &[bf16], w: &PackedWeight, c: &mut [bf16]) {
+        self.run(Gemm { a: src(a), w, c: Out::Bf16(dst(c)), isa: self.isa });
+    }
+
+    /// [`Gemm`] to f32. Shapes: `a` [M, K], `c` [M, N].
+    pub fn gemm_f32(&self, a: &[bf16], w: &PackedWeight, c: &mut [f32]) {
+        self.run(Gemm { a: src(a), w, c: Out::F32(dst(c)), isa: self.isa });
+    }
+
+    /// [`Gemv`] to bf16. Shapes: `x` [K], `y` [N].
+    pub fn gemv(&self, x: &[bf16], w: &PackedWeight, y: &mut [bf16]) {
+        self.run(Gemv { x: src(x), w, y: Out::Bf16(dst(y)), isa: self.isa });
+    }
+
+    /// [`Gemv`] to f32. Shapes: `x` [K], `y` [N].
+    pub fn gemv_f32(&self, x: &[bf16], w: &PackedWeight, y: &mut [f32]) {
+        self.run(Gemv { x: src(x), w, y: Out::F32(dst(y)), isa: self.isa });
+    }
+
+    /// [`RmsNorm`]. Shapes: `x`, `y` [rows, cols], `weight` [cols].
+    pub fn rms_norm(&self, x: &[bf16], weight: &[bf16], eps: f32, y: &mut [bf16]) {
+        self.run(RmsNorm { x: src(x), weight: src(weight), eps, y: dst(y), isa: self.isa });
+    }
+
+    /// [`Rope`]. Shapes: `x`, `lut`, `y` [rows, head_dim].
+    pub fn rope(&self, x: &[bf16], lut: &[bf16], head_dim: usize, y: &mut [bf16]) {
+        self.run(Rope { x: src(x), lut: src(lut), y: dst(y), head_dim, isa: self.isa });
+    }
+
+    /// [`Attention`]. Shapes: `q`, `out` [S, heads * head_dim], `k`, `v` [S, kv_heads * head_dim]; `dims` is
+    /// (heads, kv_heads, head_dim).
+    #[expect(clippy::too_many_arguments, reason = "the kernel's own fields")]
+    pub fn attention(
+        &self,
+        q: &[bf16],
+        k: &[bf16],
+        v: &[bf16],
+        dims: (usize, usize, usize),
+        scale: f32,
+        causal: bool,
+        out: &mut [bf16],
+    ) {
+        let (heads, kv_heads, head_dim) = dims;
+        let (q, k, v, out) = (src(q), src(k), src(v), dst(out));
+        self.run(Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, isa: self.isa });
+    }
+
+    /// [`DecodeAttention`] over all rows of the caches. Shapes: `q`, `out` [heads * head_dim], `k`, `v`
+    /// [len, kv_heads * head_dim]; `dims` is (heads, kv_heads, head_dim).
+    pub fn decode_attention(
+        &self,
+        q: &[bf16],
+        k: &[bf16],
+        v: &[bf16],
+        dims: (usize, usize, usize),
+        scale: f32,
+        out: &mut [bf16],
+    ) {
+        let (heads, kv_heads, head_dim) = dims;
+        let stride = kv_heads * head_dim;
+        let len = k.len() / stride.max(1);
+        let (q, k, v, out) = (src(q), src(k), src(v), dst(out));
+        self.run(DecodeAttention { q, k, v, out, len, stride, heads, kv_heads, head_dim, scale, isa: self.isa });
+    }
+
+    /// [`SiluMul`]. Shapes: all alike.
+    pub fn silu_mul(&self, gate: &[bf16], up: &[bf16], out: &mut [bf16]) {
+        self.run(SiluMul { gate: src(gate), up: src(up), out: dst(out), isa: self.isa });
+    }
+
+    /// [`Add`]. Shapes: all alike.
+    pub fn add(&self, a: &[bf16], b: &[bf16], out: &mut [bf16]) {
+        self.run(Add { a: src(a), b: src(b), out: dst(out), isa: self.isa });
+    }
+
+    /// [`BiasAdd`]. Shapes: `x`, `y` [rows, cols], `bias` [cols].
+    pub fn bias_add(&self, x: &[bf16], bias: &[bf16], y: &mut [bf16]) {
+        self.run(BiasAdd { x: src(x), bias: src(bias), y: dst(y), isa: self.isa });
+    }
+
+    /// [`GeluTanh`]. Shapes: all alike.
+    pub fn gelu_tanh(&self, x: &[bf16], y: &mut [bf16]) {
+        self.run(GeluTanh { x: src(x), y: dst(y), isa: self.isa });
+    }
+}

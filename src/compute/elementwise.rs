@@ -1,0 +1,212 @@
+//! Elementwise kernels: SiLU times up, add, bias, GELU.
+//!
+//! f32 inside, one rounding at the end. The output may be an input itself (the same address and length), never a part
+//! of one.
+
+use half::bf16;
+
+use super::{
+    Isa,
+    exp::exp,
+    lanes::{LANES, Lanes, Lanewise},
+    pool::{Kernel, Worker},
+    view::{Dst, Src},
+};
+
+/// Elements of a task: a few microseconds of work.
+const TASK: usize = 8192;
+
+/// `out = silu(gate) * up`, with `silu(x) = x / (1 + e^-x)`.
+///
+/// Shapes: all alike. `out` may be `gate` or `up`.
+#[derive(Debug, Clone, Copy)]
+pub struct SiluMul {
+    /// Goes through SiLU.
+    pub gate: Src<bf16>,
+    /// The other factor.
+    pub up: Src<bf16>,
+    /// Product.
+    pub out: Dst<bf16>,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
+/// `out = a + b`.
+///
+/// Shapes: all alike. `out` may be `a` or `b`.
+#[derive(Debug, Clone, Copy)]
+pub struct Add {
+    /// A summand.
+    pub a: Src<bf16>,
+    /// A summand.
+    pub b: Src<bf16>,
+    /// Sum.
+    pub out: Dst<bf16>,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
+/// `y[r] = x[r] + bias` for every row `r`.
+///
+/// Shapes: `x`, `y` [rows, cols], `bias` [cols]. `y` may be `x`.
+#[derive(Debug, Clone, Copy)]
+pub struct BiasAdd {
+    /// Rows.
+    pub x: Src<bf16>,
+    /// Added to every row.
+    pub bias: Src<bf16>,
+    /// Sums.
+    pub y: Dst<bf16>,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
+/// `y = x / 2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))`, GELU's tanh form.
+///
+/// Shapes: all alike. `y` may be `x`.
+#[derive(Debug, Clone, Copy)]
+pub struct GeluTanh {
+    /// Argument.
+    pub x: Src<bf16>,
+    /// Value.
+    pub y: Dst<bf16>,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
+/// A function of two vectors.
+trait Function {
+    fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F;
+}
+
+struct SiluTimes;
+struct Plus;
+struct Gelu;
+
+impl Function for SiluTimes {
+    #[inline(always)]
+    fn of<L: Lanes>(&self, l: L, gate: L::F, up: L::F) -> L::F {
+        l.mul(times_sigmoid(l, gate, gate), up)
+    }
+}
+
+impl Function for Plus {
+    #[inline(always)]
+    fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F {
+        l.add(a, b)
+    }
+}
+
+impl Function for Gelu {
+    #[inline(always)]
+    fn of<L: Lanes>(&self, l: L, x: L::F, _: L::F) -> L::F {
+        // (1 + tanh u) / 2 is the sigmoid of 2u, which does not cancel for large negative u.
+        const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
+        let cubic = l.mul_add(l.mul(x, x), l.splat(0.044715), l.splat(1.0));
+        times_sigmoid(l, x, l.mul(l.mul(x, cubic), l.splat(TWICE_SQRT_2_OVER_PI)))
+    }
+}
+
+/// `x / (1 + e^-t)`.
+#[inline(always)]
+fn times_sigmoid<L: Lanes>(l: L, x: L::F, t: L::F) -> L::F {
+    let e = exp(l, l.sub(l.splat(0.0), t));
+    l.div(x, l.add(l.splat(1.0), e))
+}
+
+/// `y[i] = f(a[i], b[i])` for `len` elements.
+///
+/// # Safety
+/// All three are valid for `len` elements; `y` is `a` or `b` or overlaps neither.
+#[inline(always)]
+unsafe fn apply<L: Lanes>(l: L, f: &impl Function, a: *const bf16, b: *const bf16, y: *mut bf16, len: usize) {
+    let whole = len - len % LANES;
+    for i in (0..whole).step_by(LANES) {
+        // SAFETY: sixteen elements from `i` on exist, and are read before they are written.
+        unsafe { l.store_bf16(y.add(i), f.of(l, l.load_bf16(a.add(i)), l.load_bf16(b.add(i)))) };
+    }
+    if whole < len {
+        let (mut tail_a, mut tail_b) = ([bf16::ZERO; LANES], [bf16::ZERO; LANES]);
+        // SAFETY: `len - whole < LANES` elements from `whole` on exist.
+        unsafe {
+            tail_a.as_mut_ptr().copy_from_nonoverlapping(a.add(whole), len - whole);
+            tail_b.as_mut_ptr().copy_from_nonoverlapping(b.add(whole), len - whole);
+            let value = f.of(l, l.load_bf16(tail_a.as_ptr()), l.load_bf16(tail_b.as_ptr()));
+            l.store_bf16(tail_a.as_mut_ptr(), value);
+            y.add(whole).copy_from_nonoverlapping(tail_a.as_ptr(), len - whole);
+        }
+    }
+}
+
+/// One worker's share of `y = f(a, b)`, where `b` starts over after each of its `period` elements.
+struct Share<'a, F> {
+    f: F,
+    a: Src<bf16>,
+    b: Src<bf16>,
+    y: Dst<bf16>,
+    worker: &'a Worker<'a>,
+}
+
+impl<F: Function> Lanewise for Share<'_, F> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) {
+        let (len, period) = (self.y.len(), self.b.len());
+        // A task is whole rows, or a piece of the one row there is.
+        let task = if len == period { TASK } else { TASK.div_ceil(period.max(1)) * period };
+        loop {
+            let first = self.worker.claim() * task;
+            if first >= len {
+                break;
+            }
+            let last = (first + task).min(len);
+            for i in (first..last).step_by(period.min(task)) {
+                // SAFETY: a piece within `len`, and within `b` where that starts over; claimed by this worker only.
+                unsafe {
+                    let b = self.b.ptr().add(if len == period { i } else { 0 });
+                    apply(l, &self.f, self.a.ptr().add(i), b, self.y.ptr().add(i), period.min(last - i));
+                }
+            }
+        }
+    }
+}
+
+// SAFETY: tasks are disjoint pieces of `out`, each claimed once.
+unsafe impl Kernel for SiluMul {
+    fn run(&self, worker: &Worker<'_>) {
+        let (gate, up, out) = (self.gate, self.up, self.out);
+        assert!(gate.len() == out.len() && up.len() == out.len(), "silu_mul: gate, up and out differ in length");
+        self.isa.dispatch(Share { f: SiluTimes, a: gate, b: up, y: out, worker });
+    }
+}
+
+// SAFETY: tasks are disjoint pieces of `out`, each claimed once.
+unsafe impl Kernel for Add {
+    fn run(&self, worker: &Worker<'_>) {
+        let (a, b, out) = (self.a, self.b, self.out);
+        assert!(a.len() == out.len() && b.len() == out.len(), "add: a, b and out differ in length");
+        self.isa.dispatch(Share { f: Plus, a, b, y: out, worker });
+    }
+}
+
+// SAFETY: tasks are disjoint rows of `y`, each claimed once.
+unsafe impl Kernel for BiasAdd {
+    fn run(&self, worker: &Worker<'_>) {
+        let (x, bias, y) = (self.x, self.bias, self.y);
+        assert!(x.len() == y.len(), "bias_add: x and y differ in length");
+        assert!(y.len().is_multiple_of(bias.len()), "bias_add: y is not [rows, {}]", bias.len());
+        self.isa.dispatch(Share { f: Plus, a: x, b: bias, y, worker });
+    }
+}
+
+// SAFETY: tasks are disjoint pieces of `y`, each claimed once.
+unsafe impl Kernel for GeluTanh {
+    fn run(&self, worker: &Worker<'_>) {
+        assert!(self.x.len() == self.y.len(), "gelu_tanh: x and y differ in length");
+        self.isa.dispatch(Share { f: Gelu, a: self.x, b: self.x, y: self.y, worker });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+//! Linear layers: matrix times packed weight (prefill) and vector times packed weight (decode).
+//!
+//! May not touch the order of additions, which [`tile`](super::tile) fixes: a row of GEMM equals GEMV bit for bit.
+
+use std::borrow::Borrow;
+
+use half::bf16;
+
+use super::{
+    Isa,
+    lanes::{LANES, Lanes, Lanewise},
+    pack::{PANEL, PackedWeight},
+    pool::{Kernel, Worker},
+    tile::{Border, Rows, multiply, multiply_panel},
+    view::{Dst, Src},
+};
+
+/// Where a product goes: rounded once to bf16, or as the f32 it was summed in.
+#[derive(Debug, Clone, Copy)]
+pub enum Out {
+    /// Rounded to nearest even.
+    Bf16(Dst<bf16>),
+    /// Not rounded.
+    F32(Dst<f32>),
+}
+
+impl Out {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Out::Bf16(c) => c.len(),
+            Out::F32(c) => c.len(),
+        }
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<Dst<bf16>> for Out {
+    fn from(c: Dst<bf16>) -> Out {
+        Out::Bf16(c)
+    }
+}
+
+impl From<Dst<f32>> for Out {
+    fn from(c: Dst<f32>) -> Out {
+        Out::F32(c)
+    }
+}
+
+/// `C = A · Wᵀ`.
+///
+/// Shapes: `a` [M, K], `w` [N, K] packed, `c` [M, N]; M is `a.len() / K`. `W` is `&PackedWeight` or
+/// `Arc<PackedWeight>`.
+#[derive(Debug, Clone, Copy)]
+pub struct Gemm<W> {
+    /// Left operand, row-major.
+    pub a: Src<bf16>,
+    /// Weight.
+    pub w: W,
+    /// Product, row-major; may not overlap `a`.
+    pub c: Out,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
+/// `y = W · x`, reading the weight at memory speed.
+///
+/// Shapes: `x` [K], `w` [N, K] packed, `y` [N].
+#[derive(Debug, Clone, Copy)]
+pub struct Gemv<W> {
+    /// Vector.
+    pub x: Src<bf16>,
+    /// Weight.
+    pub w: W,
+    /// Product; may not overlap `x`.
+    pub y: Out,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
+/// Rows a task of [`Gemm`] takes: their A stays in the L2 cache while the panels pass.
+const TASK_ROWS: usize = 120;
+/// Panels a task of [`Gemm`] takes.
+const TASK_PANELS: usize = 6;
+/// Weight bytes a task of [`Gemv`] reads at least: enough to hide taking it.
+const TASK_BYTES: usize = 64 << 10;
+/// How far [`Gemv`] asks ahead, in u32.
+const GEMV_PREFETCH: usize = 1024;
+
+// SAFETY: tasks are disjoint blocks of rows and columns of `c`, each claimed once.
+unsafe impl<W: Borrow<PackedWeight> + Sync> Kernel for Gemm<W> {
+    fn run(&self, worker: &Worker<'_>) {
+        let w: &PackedWeight = self.w.borrow();
+        let m = self.c.len() / w.n().max(1);
+        assert_eq!(self.c.len(), m * w.n(), "gemm: c is not [M, {}]", w.n());
+        assert_eq!(self.a.len(), m * w.k(), "gemm: a is not [{m}, {}]", w.k());
+        self.isa.dispatch(GemmShare { a: self.a, w, c: self.c, m, worker });
+    }
+}
+
+// SAFETY: tasks are disjoint ranges of `y`, each claimed once.
+unsafe impl<W: Borrow<PackedWeight> + Sync> Kernel for Gemv<W> {
+    fn run(&self, worker: &Worker<'_>) {
+        let w: &PackedWeight = self.w.borrow();
+        assert_eq!(self.x.len(), w.k(), "gemv: x is not [{}]", w.k());
+        assert_eq!(self.y.len(), w.n(), "gemv: y is not [{}]", w.n());
+        self.isa.dispatch(GemvShare { x: self.x, w, y: self.y, worker });
+    }
+}
+
+struct GemmShare<'a> {
+    a: Src<bf16>,
+    w: &'a PackedWeight,
+    c: Out,
+    m: usize,
+    worker: &'a Worker<'a>,
+}
+
+impl Lanewise for GemmShare<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) {
+        let (n, k) = (self.w.n(), self.w.k());
+        let groups = self.w.panels().div_ceil(TASK_PANELS);
+        let tasks = self.m.div_ceil(TASK_ROWS) * groups;
+        let rows = Rows { first: self.a.ptr(), stride: k };
+        loop {
+            let task = self.worker.claim();
+            if task >= tasks {
+                break;
+            }
+            // Neighbouring tasks share their panels: two workers then read the same weights at the same time.
+            let row = task / groups * TASK_ROWS;
+            let count = TASK_ROWS.min(self.m - row);
+            let first = task % groups * TASK_PANELS;
+            for p in first..(first + TASK_PANELS).min(self.w.panels()) {
+                let column = p * PANEL;
+                let border = Store { c: self.c, n, row, column };
+                // SAFETY: rows `row..row + count` of `a` and `c` exist, and the panel's columns are cut at `n`.
+                unsafe {
+                    multiply_panel(l, rows.from(row), count, self.w.panel(p), PANEL.min(n - column), k, &border);
+                }
+            }
+        }
+    }
+}
+
+struct GemvShare<'a> {
+    x: Src<bf16>,
+    w: &'a PackedWeight,
+    y: Out,
+    worker: &'a Worker<'a>,
+}
+
+impl Lanewise for GemvShare<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) {
+        const VECS: usize = PANEL / LANES;
+        let (n, k, panels) = (self.w.n(), self.w.k(), self.w.panels());
+        let step = TASK_BYTES.div_ceil(self.w.panel_len().max(1) * size_of::<u32>());
+        let rows = Rows { first: self.x.ptr(), stride: k };
+        loop {
+            let first = self.worker.claim() * step;
+            if first >= panels {
+                break;
+            }
+            for p in first..(first + step).min(panels) {
+                let border = Store { c: self.y, n, row: 0, column: p * PANEL };
+                let mut sums = [[l.splat(0.0); VECS]];
+                // SAFETY: one row of `k` elements, a panel of `k`, columns cut at `n`.
+                unsafe {
+                    multiply::<L, 1, VECS, GEMV_PREFETCH>(l, rows, self.w.panel(p), k, &mut sums);
+                    border.finish(l, 0, 0, sums);
+                }
+            }
+        }
+    }
+}
+
+/// Starts at zero and stores to C, cutting the columns that are padding.
+struct Store {
+    c: Out,
+    n: usize,
+    row: usize,
+    column: usize,
+}
+
+impl Border for Store {
+    #[inline(always)]
+    unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
+        [[l.splat(0.0); V]; M]
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes, const M: usize, const V: usize>(
+        &self,
+        l: L,
+        row: usize,
+        column: usize,
+        tile: [[L::F; V]; M],
+    ) {
+        for (m, vectors) in tile.into_iter().enumerate() {
+            for (v, vector) in vectors.into_iter().enumerate() {
+                let column = self.column + column + v * LANES;
+                if column >= self.n {
+                    continue;
+                }
+                let at = (self.row + row + m) * self.n + column;
+                let len = LANES.min(self.n - column);
+                // SAFETY: `len` elements from `at` on belong to row `row + m` of C, and to this task.
+                unsafe {
+                    match self.c {
+                        Out::Bf16(c) if len == LANES => l.store_bf16(c.ptr().add(at), vector),
+                        Out::F32(c) if len == LANES => l.store(c.ptr().add(at), vector),
+                        Out::Bf16(c) => {
+                            let mut whole = [bf16::ZERO; LANES];
+                            l.store_bf16(whole.as_mut_ptr(), vector);
+                            c.ptr().add(at).copy_from_nonoverlapping(whole.as_ptr(), len);
+                        }
+                        Out::F32(c) => {
+                            let mut whole = [0.0; LANES];
+                            l.store(whole.as_mut_ptr(), vector);
+                            c.ptr().add(at).copy_from_nonoverlapping(whole.as_ptr(), len);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,216 @@
+//! Sixteen lanes in two AVX2 registers, with FMA.
+//!
+//! Only [`enter`] makes the proof; only `Isa::dispatch` may call it.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::{Lanes, Lanewise};
+
+/// Proof that the CPU has AVX2 and FMA.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2(());
+
+/// Does `work` with AVX2 and FMA.
+///
+/// # Safety
+/// The CPU has both.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn enter<W: Lanewise>(work: W) -> W::Output {
+    work.with(Avx2(()))
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct F(__m256, __m256);
+
+/// Calls an intrinsic that touches no memory.
+macro_rules! op {
+    ($call:expr) => {
+        // SAFETY: `self` proves that the CPU has the instruction.
+        unsafe { $call }
+    };
+}
+
+/// One 256-bit half of sixteen rounded bf16, one in each 32-bit lane.
+#[inline(always)]
+fn rounded(_: Avx2, v: __m256) -> __m256i {
+    op!({
+        let bits = _mm256_castps_si256(v);
+        let upper = _mm256_srli_epi32::<16>(bits);
+        let bias = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(upper, _mm256_set1_epi32(1)));
+        let nearest = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, bias));
+        let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+        _mm256_blendv_epi8(nearest, quiet, is_nan)
+    })
+}
+
+#[inline(always)]
+fn fold(lanes: Avx2, v: F, f: impl Fn(__m128, __m128) -> __m128) -> f32 {
+    let _ = lanes;
+    op!({
+        let low = f(_mm256_castps256_ps128(v.0), _mm256_castps256_ps128(v.1));
+        let high = f(_mm256_extractf128_ps::<1>(v.0), _mm256_extractf128_ps::<1>(v.1));
+        let four = f(low, high);
+        let two = f(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(f(two, _mm_shuffle_ps::<1>(two, two)))
+    })
+}
+
+impl Lanes for Avx2 {
+    type F = F;
+    type Pair = (__m256, __m256);
+    type Pairs = (__m256i, __m256i);
+    const TILE_ROWS: usize = 4;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> F {
+        op!(F(_mm256_set1_ps(x), _mm256_set1_ps(x)))
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> F {
+        // SAFETY: the caller's, and `self` proves the instruction.
+        unsafe { F(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: F) {
+        // SAFETY: the caller's, and `self` proves the instruction.
+        unsafe {
+            _mm256_storeu_ps(p, v.0);
+            _mm256_storeu_ps(p.add(8), v.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const bf16) -> F {
+        // SAFETY: the caller's, and `self` proves the instruction.
+        unsafe {
+            let widen = |p: *const bf16| {
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()))))
+            };
+            F(widen(p), widen(p.add(8)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut bf16, v: F) {
+        // SAFETY: the caller's, and `self` proves the instruction.
+        unsafe {
+            let packed = _mm256_packus_epi32(rounded(self, v.0), rounded(self, v.1));
+            _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        op!(F(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        op!(F(_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        op!(F(_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        op!(F(_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: F, b: F, c: F) -> F {
+        op!(F(_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1)))
+    }
+
+    #[inline(always)]
+    fn max(self, a: F, b: F) -> F {
+        op!(F(_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn min(self, a: F, b: F) -> F {
+        op!(F(_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1)))
+    }
+
+    #[inline(always)]
+    fn round(self, v: F) -> F {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        op!(F(_mm256_round_ps::<NEAREST>(v.0), _mm256_round_ps::<NEAREST>(v.1)))
+    }
+
+    #[inline(always)]
+    fn scale(self, p: F, n: F) -> F {
+        op!({
+            let power = |n: __m256| {
+                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+            };
+            F(_mm256_mul_ps(p.0, power(n.0)), _mm256_mul_ps(p.1, power(n.1)))
+        })
+    }
+
+    #[inline(always)]
+    fn keep_first(self, v: F, n: usize, fill: f32) -> F {
+        op!({
+            let n = _mm256_set1_epi32(n.min(16) as i32);
+            let fill = _mm256_set1_ps(fill);
+            let low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let high = _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15);
+            let keep = |lane| _mm256_castsi256_ps(_mm256_cmpgt_epi32(n, lane));
+            F(_mm256_blendv_ps(fill, v.0, keep(low)), _mm256_blendv_ps(fill, v.1, keep(high)))
+        })
+    }
+
+    #[inline(always)]
+    fn sum(self, v: F) -> f32 {
+        fold(self, v, |a, b| op!(_mm_add_ps(a, b)))
+    }
+
+    #[inline(always)]
+    fn largest(self, v: F) -> f32 {
+        fold(self, v, |a, b| op!(_mm_max_ps(a, b)))
+    }
+
+    #[inline(always)]
+    unsafe fn pair(self, p: *const bf16) -> (__m256, __m256) {
+        // SAFETY: the caller's; two bf16 are one u32.
+        let bits = unsafe { p.cast::<u32>().read_unaligned() };
+        op!((_mm256_set1_ps(f32::from_bits(bits << 16)), _mm256_set1_ps(f32::from_bits(bits & 0xffff_0000))))
+    }
+
+    #[inline(always)]
+    fn half_pair(self, x: bf16) -> (__m256, __m256) {
+        op!((_mm256_set1_ps(x.to_f32()), _mm256_setzero_ps()))
+    }
+
+    #[inline(always)]
+    unsafe fn pairs(self, p: *const u32) -> (__m256i, __m256i) {
+        // SAFETY: the caller's, and `self` proves the instruction.
+        unsafe { (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(8).cast())) }
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: F, a: (__m256, __m256), w: (__m256i, __m256i)) -> F {
+        op!({
+            let upper = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            let half = |acc: __m256, w: __m256i| {
+                let even = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(w));
+                let odd = _mm256_castsi256_ps(_mm256_and_si256(w, upper));
+                _mm256_fmadd_ps(a.1, odd, _mm256_fmadd_ps(a.0, even, acc))
+            };
+            F(half(acc.0, w.0), half(acc.1, w.1))
+        })
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const u32) {
+        op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
+    }
+}

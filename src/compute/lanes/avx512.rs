@@ -1,0 +1,246 @@
+//! Sixteen lanes in one AVX-512 register, with and without `vdpbf16ps`.
+//!
+//! Only [`enter`] and [`enter_bf16`] make the proofs; only `Isa::dispatch` may call them.
+
+use std::arch::x86_64::*;
+
+use half::bf16;
+
+use super::{Lanes, Lanewise};
+
+/// Proof that the CPU has AVX-512 F (and AVX2 and FMA).
+#[derive(Clone, Copy)]
+pub(super) struct Avx512(());
+
+/// Proof that the CPU has AVX-512 F and BF16.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512Bf16(());
+
+/// Does `work` with AVX-512 F.
+///
+/// # Safety
+/// The CPU has AVX-512 F, AVX2 and FMA.
+#[target_feature(enable = "avx2,fma,avx512f")]
+pub(super) unsafe fn enter<W: Lanewise>(work: W) -> W::Output {
+    work.with(Avx512(()))
+}
+
+/// Does `work` with AVX-512 F and BF16.
+///
+/// # Safety
+/// The CPU has AVX-512 F and BF16, AVX2 and FMA.
+#[target_feature(enable = "avx2,fma,avx512f,avx512bf16")]
+pub(super) unsafe fn enter_bf16<W: Lanewise>(work: W) -> W::Output {
+    work.with(Avx512Bf16(()))
+}
+
+/// Calls an intrinsic that touches no memory.
+macro_rules! op {
+    ($call:expr) => {
+        // SAFETY: the proof at hand says that the CPU has the instruction.
+        unsafe { $call }
+    };
+}
+
+#[inline(always)]
+fn fold(v: __m512, _: Avx512, f: impl Fn(__m128, __m128) -> __m128) -> f32 {
+    op!({
+        let low = f(_mm512_castps512_ps128(v), _mm512_extractf32x4_ps::<2>(v));
+        let high = f(_mm512_extractf32x4_ps::<1>(v), _mm512_extractf32x4_ps::<3>(v));
+        let four = f(low, high);
+        let two = f(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(f(two, _mm_shuffle_ps::<1>(two, two)))
+    })
+}
+
+#[inline(always)]
+fn first(n: usize) -> __mmask16 {
+    if n >= 16 { 0xffff } else { (1 << n) - 1 }
+}
+
+/// What the two implementations share: all but the rounding to bf16 and the dot product.
+macro_rules! shared {
+    () => {
+        type F = __m512;
+
+        #[inline(always)]
+        fn splat(self, x: f32) -> __m512 {
+            op!(_mm512_set1_ps(x))
+        }
+
+        #[inline(always)]
+        unsafe fn load(self, p: *const f32) -> __m512 {
+            // SAFETY: the caller's, and `self` proves the instruction.
+            unsafe { _mm512_loadu_ps(p) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32, v: __m512) {
+            // SAFETY: the caller's, and `self` proves the instruction.
+            unsafe { _mm512_storeu_ps(p, v) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_bf16(self, p: *const bf16) -> __m512 {
+            // SAFETY: the caller's, and `self` proves the instruction.
+            unsafe {
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            }
+        }
+
+        #[inline(always)]
+        fn add(self, a: __m512, b: __m512) -> __m512 {
+            op!(_mm512_add_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn sub(self, a: __m512, b: __m512) -> __m512 {
+            op!(_mm512_sub_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn mul(self, a: __m512, b: __m512) -> __m512 {
+            op!(_mm512_mul_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn div(self, a: __m512, b: __m512) -> __m512 {
+            op!(_mm512_div_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+            op!(_mm512_fmadd_ps(a, b, c))
+        }
+
+        #[inline(always)]
+        fn max(self, a: __m512, b: __m512) -> __m512 {
+            op!(_mm512_max_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn min(self, a: __m512, b: __m512) -> __m512 {
+            op!(_mm512_min_ps(a, b))
+        }
+
+        #[inline(always)]
+        fn round(self, v: __m512) -> __m512 {
+            op!(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v))
+        }
+
+        #[inline(always)]
+        fn scale(self, p: __m512, n: __m512) -> __m512 {
+            op!(_mm512_scalef_ps(p, n))
+        }
+
+        #[inline(always)]
+        fn keep_first(self, v: __m512, n: usize, fill: f32) -> __m512 {
+            op!(_mm512_mask_blend_ps(first(n), _mm512_set1_ps(fill), v))
+        }
+
+        #[inline(always)]
+        fn sum(self, v: __m512) -> f32 {
+            fold(v, Avx512(()), |a, b| op!(_mm_add_ps(a, b)))
+        }
+
+        #[inline(always)]
+        fn largest(self, v: __m512) -> f32 {
+            fold(v, Avx512(()), |a, b| op!(_mm_max_ps(a, b)))
+        }
+
+        #[inline(always)]
+        fn prefetch(self, p: *const u32) {
+            op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
+        }
+    };
+}
+
+impl Lanes for Avx512 {
+    shared!();
+    type Pair = (__m512, __m512);
+    type Pairs = (__m512, __m512);
+    const TILE_ROWS: usize = 12;
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
+        // SAFETY: the caller's, and `self` proves the instructions.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let upper = _mm512_srli_epi32::<16>(bits);
+            let bias = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(upper, _mm512_set1_epi32(1)));
+            let nearest = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, bias));
+            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let rounded = _mm512_mask_or_epi32(nearest, is_nan, upper, _mm512_set1_epi32(0x40));
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(rounded));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(self, p: *const bf16) -> (__m512, __m512) {
+        // SAFETY: the caller's; two bf16 are one u32.
+        let bits = unsafe { p.cast::<u32>().read_unaligned() };
+        op!((_mm512_set1_ps(f32::from_bits(bits << 16)), _mm512_set1_ps(f32::from_bits(bits & 0xffff_0000))))
+    }
+
+    #[inline(always)]
+    fn half_pair(self, x: bf16) -> (__m512, __m512) {
+        op!((_mm512_set1_ps(x.to_f32()), _mm512_setzero_ps()))
+    }
+
+    #[inline(always)]
+    unsafe fn pairs(self, p: *const u32) -> (__m512, __m512) {
+        // SAFETY: the caller's, and `self` proves the instructions.
+        unsafe {
+            let bits = _mm512_loadu_si512(p.cast());
+            let odd = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)), _mm512_castsi512_ps(odd))
+        }
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: __m512, a: (__m512, __m512), w: (__m512, __m512)) -> __m512 {
+        op!(_mm512_fmadd_ps(a.1, w.1, _mm512_fmadd_ps(a.0, w.0, acc)))
+    }
+}
+
+#[inline(always)]
+fn as_bf16(bits: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes without invalid values.
+    unsafe { std::mem::transmute(bits) }
+}
+
+impl Lanes for Avx512Bf16 {
+    shared!();
+    type Pair = __m512i;
+    type Pairs = __m512i;
+    const TILE_ROWS: usize = 12;
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
+        // SAFETY: the caller's, and `self` proves the instruction; `__m256bh` is 32 bytes of bf16.
+        unsafe { p.cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(self, p: *const bf16) -> __m512i {
+        // SAFETY: the caller's, two bf16 are one u32, and `self` proves the instruction.
+        unsafe { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    fn half_pair(self, x: bf16) -> __m512i {
+        op!(_mm512_set1_epi32(i32::from(x.to_bits())))
+    }
+
+    #[inline(always)]
+    unsafe fn pairs(self, p: *const u32) -> __m512i {
+        // SAFETY: the caller's, and `self` proves the instruction.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: __m512, a: __m512i, w: __m512i) -> __m512 {
+        op!(_mm512_dpbf16_ps(acc, as_bf16(a), as_bf16(w)))
+    }
+}

@@ -1,0 +1,132 @@
+//! Sixteen f32 lanes: the vector machine every kernel is written for once, and its four implementations.
+//!
+//! A value of a [`Lanes`] type is proof that the CPU has its instruction set; [`Isa::dispatch`] makes one after asking
+//! the CPU and enters a function compiled with those features, into which the kernel is inlined. Everything on the
+//! way must therefore be `#[inline(always)]`: a function that is not would be compiled without the features.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+
+use half::bf16;
+
+use super::isa::Isa;
+
+/// Lanes of [`Lanes::F`].
+pub(super) const LANES: usize = 16;
+
+/// One instruction set seen as sixteen lanes.
+///
+/// Operations are elementwise with IEEE results unless said otherwise; NaN goes in and comes out.
+pub(super) trait Lanes: Copy + Send + Sync {
+    /// Sixteen f32.
+    type F: Copy;
+    /// One bf16 pair in all lanes, as [`Lanes::dot`] wants it.
+    type Pair: Copy;
+    /// Sixteen bf16 pairs, as [`Lanes::dot`] wants them.
+    type Pairs: Copy;
+    /// Rows of the largest [`tile`](super::tile) that stays in registers.
+    const TILE_ROWS: usize;
+
+    fn splat(self, x: f32) -> Self::F;
+
+    /// # Safety
+    /// `p` is valid for reads of sixteen f32.
+    unsafe fn load(self, p: *const f32) -> Self::F;
+
+    /// # Safety
+    /// `p` is valid for writes of sixteen f32.
+    unsafe fn store(self, p: *mut f32, v: Self::F);
+
+    /// # Safety
+    /// `p` is valid for reads of sixteen bf16.
+    unsafe fn load_bf16(self, p: *const bf16) -> Self::F;
+
+    /// Rounds to nearest even, NaN stays NaN.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of sixteen bf16.
+    unsafe fn store_bf16(self, p: *mut bf16, v: Self::F);
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+
+    /// `a * b + c`, in one rounding where the instruction set has it.
+    fn mul_add(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+
+    /// The larger of `a` and `b`; `b` if either is NaN.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+
+    /// The smaller of `a` and `b`; `b` if either is NaN.
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+
+    /// To the nearest integer; |v| is far below 2^22.
+    fn round(self, v: Self::F) -> Self::F;
+
+    /// `p * 2^n` for integral `n` in -127..=128 and `p` in 0.5..2; below 2^-126 it may flush to zero, at n = 128 it may
+    /// be infinity.
+    fn scale(self, p: Self::F, n: Self::F) -> Self::F;
+
+    /// Lanes from `n` on replaced by `fill`.
+    fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F;
+
+    /// The sum, by halves: `i + (i+8)`, then 4, 2, 1. The same order on every instruction set.
+    fn sum(self, v: Self::F) -> f32;
+
+    /// The largest lane; any number if a lane is NaN.
+    fn largest(self, v: Self::F) -> f32;
+
+    /// # Safety
+    /// `p` is valid for reads of two bf16.
+    unsafe fn pair(self, p: *const bf16) -> Self::Pair;
+
+    /// The pair (x, 0).
+    fn half_pair(self, x: bf16) -> Self::Pair;
+
+    /// # Safety
+    /// `p` is valid for reads of sixteen u32, each a pair with its even element in the low half.
+    unsafe fn pairs(self, p: *const u32) -> Self::Pairs;
+
+    /// `acc[i] + a.0 * w[i].0 + a.1 * w[i].1` in f32.
+    fn dot(self, acc: Self::F, a: Self::Pair, w: Self::Pairs) -> Self::F;
+
+    /// Asks for the cache line at `p`; any address is allowed.
+    fn prefetch(self, p: *const u32);
+}
+
+/// Work that can be done with any [`Lanes`].
+pub(super) trait Lanewise {
+    type Output;
+
+    /// Must be `#[inline(always)]`, with everything it calls.
+    fn with<L: Lanes>(self, lanes: L) -> Self::Output;
+}
+
+impl Isa {
+    /// Does `work` with this instruction set.
+    ///
+    /// Panics if the CPU does not support it.
+    #[inline]
+    pub(super) fn dispatch<W: Lanewise>(self, work: W) -> W::Output {
+        assert!(self.supported(), "this CPU has no {self}");
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: supported, checked above.
+            Isa::Avx2 => unsafe { avx2::enter(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: supported, checked above.
+            Isa::Avx512f => unsafe { avx512::enter(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: supported, checked above.
+            Isa::Avx512bf16 => unsafe { avx512::enter_bf16(work) },
+            _ => work.with(portable::Portable),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! The matrix product in registers: a few rows times a few vectors of columns of one panel.
+//!
+//! Every element has one chain of additions, over the pairs of `k` from front to back, whatever the tile's size: that
+//! is why a row of GEMM equals GEMV and why neither threads nor tails show in a result. May not reorder that chain.
+
+use half::bf16;
+
+use super::{
+    lanes::{LANES, Lanes},
+    pack::PANEL,
+};
+
+/// Rows `[.., k]` of the left operand, `stride` elements apart.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) first: *const bf16,
+    pub(super) stride: usize,
+}
+
+impl Rows {
+    /// The rows from row `i` on.
+    ///
+    /// # Safety
+    /// Row `i` exists or is one past the last.
+    #[inline(always)]
+    pub(super) unsafe fn from(self, i: usize) -> Rows {
+        // SAFETY: the caller's.
+        Rows { first: unsafe { self.first.add(i * self.stride) }, stride: self.stride }
+    }
+}
+
+/// Adds the product of `M` rows and `V` vectors of columns to `acc`: `acc[m][v] += sum over k of a[m][k] * w[k][v]`.
+///
+/// `PREFETCH` u32 ahead of every load the cache line is asked for, unless it is 0.
+///
+/// # Safety
+/// `rows` has `M` rows of `k` elements; `panel` points to a vector of columns of a panel of `k` and `V` vectors do not
+/// leave the panel's row.
+#[inline(always)]
+pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const PREFETCH: usize>(
+    l: L,
+    rows: Rows,
+    panel: *const u32,
+    k: usize,
+    acc: &mut [[L::F; V]; M],
+) {
+    let mut sums = *acc;
+    for pair in 0..k / 2 {
+        // SAFETY: `pair` is a pair of the panel and of every row.
+        unsafe {
+            let at = panel.add(pair * PANEL);
+            if PREFETCH > 0 {
+                for v in 0..V {
+                    l.prefetch(at.wrapping_add(v * LANES + PREFETCH));
+                }
+            }
+            let columns: [L::Pairs; V] = std::array::from_fn(|v| l.pairs(at.add(v * LANES)));
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let a = l.pair(rows.first.add(m * rows.stride + 2 * pair));
+                for (sum, &w) in sums.iter_mut().zip(&columns) {
+                    *sum = l.dot(*sum, a, w);
+                }
+            }
+        }
+    }
+    if k % 2 == 1 {
+        // SAFETY: the last pair of the panel has a zero odd half; element `k - 1` is the last of every row.
+        unsafe {
+            let at = panel.add(k / 2 * PANEL);
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let a = l.half_pair(*rows.first.add(m * rows.stride + k - 1));
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = l.dot(*sum, a, l.pairs(at.add(v * LANES)));
+                }
+            }
+        }
+    }
+    *acc = sums;
+}
+
+/// What is done with a tile: where it starts from and where it goes.
+pub(super) trait Border {
+    /// The tile's values before the product, for rows from `row` on and columns from `column` on.
+    ///
+    /// # Safety
+    /// The tile is within what the border was made for.
+    unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, row: usize, column: usize)
+    -> [[L::F; V]; M];
+
+    /// Takes the finished tile.
+    ///
+    /// # Safety
+    /// As [`Border::start`].
+    unsafe fn finish<L: Lanes, const M: usize, const V: usize>(
+        &self,
+        l: L,
+        row: usize,
+        column: usize,
+        tile: [[L::F; V]; M],
+    );
+}
+
+/// Multiplies `count` rows by one panel of `columns` columns, tile by tile.
+///
+/// # Safety
+/// `rows` has `count` rows of `k` elements, `panel` is a panel of `k`, `border` is made for `count` rows and `columns`.
+#[inline(always)]
+pub(super) unsafe fn multiply_panel<L: Lanes>(
+    l: L,
+    rows: Rows,
+    count: usize,
+    panel: *const u32,
+    columns: usize,
+    k: usize,
+    border: &impl Border,
+) {
+    let mut row = 0;
+    while row < count {
+        let left = count - row;
+        // SAFETY: `left` rows are left, and a step takes no more than that.
+        row += unsafe {
+            if L::TILE_ROWS >= 12 && left >= 12 {
+                step::<L, 12, 2>(l, rows, row, panel, columns, k, border)
+            } else if L::TILE_ROWS >= 12 && left >= 8 {
+                step::<L, 8, 2>(l, rows, row, panel, columns, k, border)
+            } else if L::TILE_ROWS >= 12 && left >= 4 {
+                step::<L, 4, 2>(l, rows, row, panel, columns, k, border)
+            } else if L::TILE_ROWS >= 12 && left >= 2 {
+                step::<L, 2, 2>(l, rows, row, panel, columns, k, border)
+            } else if L::TILE_ROWS >= 4 && left >= 4 {
+                step::<L, 4, 1>(l, rows, row, panel, columns, k, border)
+            } else if left >= 2 {
+                step::<L, 2, 1>(l, rows, row, panel, columns, k, border)
+            } else {
+                step::<L, 1, 2>(l, rows, row, panel, columns, k, border)
+            }
+        };
+    }
+}
+
+/// One tile of `M` rows over all columns of the panel; gives `M`.
+#[inline(always)]
+unsafe fn step<L: Lanes, const M: usize, const V: usize>(
+    l: L,
+    rows: Rows,
+    row: usize,
+    panel: *const u32,
+    columns: usize,
+    k: usize,
+    border: &impl Border,
+) -> usize {
+    for column in (0..columns).step_by(V * LANES) {
+        // SAFETY: the caller's; the panel is padded to PANEL columns, a multiple of the step.
+        unsafe {
+            let mut tile = border.start::<L, M, V>(l, row, column);
+            multiply::<L, M, V, 0>(l, rows.from(row), panel.add(column), k, &mut tile);
+            border.finish(l, row, column, tile);
+        }
+    }
+    M
+}
