@@ -1,0 +1,117 @@
+//! sha256 of files and tensors, in parallel, and the cache that spares every process but the first from hashing.
+//!
+//! A cached entry belongs to a path, size and modification time; the audit computes anew.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::UNIX_EPOCH;
+
+use sha2::{Digest, Sha256};
+
+use super::safetensors_file::SafetensorsFile;
+use crate::error::{Error, Result};
+use crate::settings;
+
+/// sha256 of bytes, in hex.
+pub fn sha256(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// sha256 of a file's bytes, in hex, read in pieces.
+///
+/// Errors: [`Error::Io`].
+pub fn sha256_file(path: &Path) -> Result<String> {
+    let mut file = std::fs::File::open(path).map_err(Error::io(path))?;
+    let mut hasher = Sha256::new();
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut piece).map_err(Error::io(path))? {
+            0 => return Ok(hex(&hasher.finalize())),
+            n => hasher.update(&piece[..n]),
+        }
+    }
+}
+
+/// sha256 of every tensor's raw bytes as stored, by stored name, largest first over `threads` workers.
+pub fn of_tensors(file: &SafetensorsFile, threads: usize) -> BTreeMap<String, String> {
+    let mut jobs: Vec<(&str, &[u8])> =
+        file.tensors().keys().filter_map(|name| Some((name.as_str(), file.bytes(name)?))).collect();
+    jobs.sort_by_key(|(_, bytes)| std::cmp::Reverse(bytes.len()));
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some((name, bytes)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            done.push((name.to_string(), sha256(bytes)));
+        }
+        done
+    };
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = (1..threads.min(jobs.len())).map(|_| scope.spawn(work)).collect();
+        let mut all: BTreeMap<_, _> = work().into_iter().collect();
+        for helper in helpers {
+            match helper.join() {
+                Ok(done) => all.extend(done),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        all
+    })
+}
+
+/// [`of_tensors`] through the cache in `cache`.
+///
+/// Errors: [`Error::Io`] where the file itself cannot be looked at; a cache that cannot be read or written is only slow.
+pub fn of_tensors_cached(file: &SafetensorsFile, cache: &Path, threads: usize) -> Result<BTreeMap<String, String>> {
+    let entry = entry(file.path(), cache)?;
+    if let Some(known) = read(&entry)
+        && known.keys().eq(file.tensors().keys())
+    {
+        return Ok(known);
+    }
+    let hashes = of_tensors(file, threads);
+    if let Ok(text) = serde_json::to_vec(&hashes) {
+        let _ = write_atomically(&entry, &text);
+    }
+    Ok(hashes)
+}
+
+/// Where hashes are cached.
+pub fn cache_dir() -> PathBuf {
+    settings::work_dir().join("hashes")
+}
+
+fn read(entry: &Path) -> Option<BTreeMap<String, String>> {
+    let known: BTreeMap<String, String> = serde_json::from_slice(&std::fs::read(entry).ok()?).ok()?;
+    known.values().all(|h| h.len() == 64 && h.bytes().all(|b| b.is_ascii_hexdigit())).then_some(known)
+}
+
+/// The cache file for one state of one file.
+fn entry(path: &Path, cache: &Path) -> Result<PathBuf> {
+    let full = path.canonicalize().map_err(Error::io(path))?;
+    let meta = std::fs::metadata(&full).map_err(Error::io(path))?;
+    let modified = meta.modified().map_err(Error::io(path))?;
+    let stamp = match modified.duration_since(UNIX_EPOCH) {
+        Ok(after) => after.as_nanos() as i128,
+        Err(before) => -(before.duration().as_nanos() as i128),
+    };
+    let key = format!("{}\n{}\n{stamp}", full.display(), meta.len());
+    Ok(cache.join(format!("{}.json", sha256(key.as_bytes()))))
+}
+
+/// Writes beside `path` and renames, so that a reader sees all or nothing.
+///
+/// Errors: [`Error::Io`].
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+    let mut temp = tempfile::NamedTempFile::new_in(dir).map_err(Error::io(dir))?;
+    std::io::Write::write_all(&mut temp, bytes).map_err(Error::io(path))?;
+    temp.persist(path).map_err(|e| Error::io(path)(e.error))?;
+    Ok(())
+}

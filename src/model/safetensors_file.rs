@@ -1,0 +1,156 @@
+//! One safetensors file: memory-mapped, its header checked before anything is believed.
+//!
+//! The `safetensors` crate parses; this adds what a message needs (file, tensor, found, expected) and the guards
+//! that keep a damaged length from becoming an allocation. Knows nothing of models.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::tensor::{Metadata, SafeTensorError};
+use safetensors::{Dtype, SafeTensors};
+
+use crate::error::{Error, Result};
+
+/// The header's length prefix.
+const PREFIX_BYTES: usize = 8;
+/// The format's own bound on a header.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// Where a tensor lies and what it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTensor {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    /// Bytes of the file, absolute.
+    range: (usize, usize),
+}
+
+impl StoredTensor {
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of data.
+    pub fn bytes(&self) -> usize {
+        self.range.1 - self.range.0
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub struct SafetensorsFile {
+    path: PathBuf,
+    map: Mmap,
+    tensors: BTreeMap<String, StoredTensor>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl SafetensorsFile {
+    /// Maps `path` and reads its header.
+    ///
+    /// Errors: [`Error::Io`]; [`Error::Malformed`] for a damaged, truncated or foreign file.
+    pub fn open(path: &Path) -> Result<SafetensorsFile> {
+        let file = File::open(path).map_err(Error::io(path))?;
+        let size = file.metadata().map_err(Error::io(path))?.len();
+        if size == 0 {
+            return Err(Error::malformed(path, "an empty file, expected safetensors"));
+        }
+        // SAFETY: the map is read-only and lives as long as this struct. A checkpoint that another process truncates
+        // while it is mapped would raise SIGBUS; weights are written once (by rename, here and in the HF cache) and
+        // never in place, and every reader of large checkpoints makes the same assumption.
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
+        let (tensors, metadata) = parse(path, &map)?;
+        Ok(SafetensorsFile { path: path.into(), map, tensors, metadata })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn tensors(&self) -> &BTreeMap<String, StoredTensor> {
+        &self.tensors
+    }
+
+    /// The header's `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// A tensor's raw little-endian bytes, without copying.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        let t = self.tensors.get(name)?;
+        self.map.get(t.range.0..t.range.1)
+    }
+}
+
+type Header = (BTreeMap<String, StoredTensor>, BTreeMap<String, String>);
+
+/// Checks and reads a header; `bytes` is the whole file.
+///
+/// Errors: [`Error::Malformed`].
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<Header> {
+    let bad = |why: String| Error::malformed(path, why);
+    if let Some(what) = foreign(bytes) {
+        return Err(bad(format!("{what}, expected safetensors")));
+    }
+    let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else {
+        return Err(bad(format!("{} bytes, expected at least the {PREFIX_BYTES} of a header length", bytes.len())));
+    };
+    let header = u64::from_le_bytes(*prefix);
+    let rest = (bytes.len() - PREFIX_BYTES) as u64;
+    if header > rest {
+        return Err(bad(format!("header length: found {header}, expected at most the {rest} bytes that follow it")));
+    }
+    if header > MAX_HEADER_BYTES {
+        return Err(bad(format!("header length: found {header}, expected at most {MAX_HEADER_BYTES}")));
+    }
+    let (n, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| bad(explain(e, bytes)))?;
+    let start = PREFIX_BYTES + n;
+    let mut tensors = BTreeMap::new();
+    for (name, info) in metadata.tensors() {
+        let range = (start + info.data_offsets.0, start + info.data_offsets.1);
+        tensors.insert(name, StoredTensor { dtype: info.dtype, shape: info.shape.clone(), range });
+    }
+    Ok((tensors, notes(&metadata)))
+}
+
+fn notes(metadata: &Metadata) -> BTreeMap<String, String> {
+    metadata.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect()
+}
+
+/// What another kind of file at this place would be.
+fn foreign(bytes: &[u8]) -> Option<&'static str> {
+    let start = bytes.get(..64).unwrap_or(bytes).trim_ascii_start();
+    let lower = start.to_ascii_lowercase();
+    if lower.starts_with(b"<!doctype") || lower.starts_with(b"<html") || lower.starts_with(b"<?xml") {
+        Some("an HTML or XML page")
+    } else if start.starts_with(b"version https://git-lfs") {
+        Some("a git-lfs pointer (git lfs pull)")
+    } else if start.starts_with(b"PK\x03\x04") {
+        Some("a zip archive (a pickled torch file?)")
+    } else if start.starts_with(b"GGUF") {
+        Some("a GGUF file")
+    } else {
+        None
+    }
+}
+
+fn explain(e: SafeTensorError, bytes: &[u8]) -> String {
+    use SafeTensorError as E;
+    match e {
+        E::InvalidHeader(e) => format!("header: not UTF-8: {e}"),
+        E::InvalidHeaderDeserialization(e) => format!("header: not the JSON of safetensors: {e}"),
+        E::InvalidOffset(name) => {
+            format!("tensor {name}: data_offsets overlap another tensor, run backwards or leave a hole")
+        }
+        E::TensorInvalidInfo => "a tensor's data_offsets do not span shape times dtype".into(),
+        E::MetadataIncompleteBuffer => format!(
+            "the tensors' data_offsets do not end where the file does, at {} bytes: truncated, or with trailing bytes",
+            bytes.len()
+        ),
+        E::ValidationOverflow => "a tensor's shape overflows".into(),
+        e => format!("header: {e}"),
+    }
+}
