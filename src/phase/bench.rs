@@ -3,15 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use sha2::{Digest, Sha256};
-
 use super::Subject;
 use crate::check::token_set::STEPS;
 use crate::compute::{Isa, Pool};
 use crate::device::Device;
 use crate::device::emu::EmuDevice;
 use crate::error::{Error, Result};
-use crate::model::hashes::hex;
+use crate::model::hashes::sha256;
 use crate::plan::{self, PlanOptions};
 use crate::runner::{NpuRunner, Record, RunCache, RunnerOptions, TapRequest};
 use crate::runner::{RunKey, npu, plan_hash};
@@ -159,12 +157,10 @@ impl Bench {
     fn key(&self, ids: &[u32], teacher: &[u32], taps: &TapRequest) -> Result<RunKey> {
         let config = &self.subject.config;
         let seq_len = npu::bucket(ids.len(), config.max_position_embeddings);
-        let mut weights = Sha256::new();
-        for (name, hash) in self.subject.checkpoint.tensor_hashes()? {
-            weights.update(format!("{name} {hash}\n"));
-        }
+        let hashes = self.subject.checkpoint.tensor_hashes()?;
+        let weights: String = hashes.iter().map(|(name, hash)| format!("{name} {hash}\n")).collect();
         Ok(RunKey {
-            weights: hex(&weights.finalize()),
+            weights: sha256(weights.as_bytes()),
             plans: vec![
                 plan_hash(&plan::prefill(config, seq_len, &self.options.plan)?),
                 plan_hash(&plan::decode(config, &self.options.plan)?),

@@ -7,11 +7,10 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 
 use super::{Record, TapRequest};
 use crate::error::{Error, Result};
-use crate::model::hashes::{file_sha256, hex};
+use crate::model::hashes::{cache_dir, sha256, sha256_file, write_atomically};
 use crate::plan::Plan;
 use crate::settings;
 
@@ -37,13 +36,13 @@ pub struct RunKey {
 impl RunKey {
     fn hash(&self) -> Result<String> {
         let text = serde_json::to_vec(self).map_err(|e| Error::malformed("run key", e.to_string()))?;
-        Ok(hex(&Sha256::digest(&text)))
+        Ok(sha256(&text))
     }
 }
 
 /// A short hash of a plan, for [`RunKey::plans`].
 pub fn plan_hash(plan: &Plan) -> String {
-    hex(&Sha256::digest(format!("{plan:?}").as_bytes()))[..16].to_owned()
+    sha256(format!("{plan:?}").as_bytes())
 }
 
 /// Where records of this binary are kept, or nowhere.
@@ -61,7 +60,7 @@ impl RunCache {
             return Ok(RunCache::off());
         }
         let exe = std::env::current_exe().map_err(Error::io("this binary"))?;
-        Ok(RunCache::at(settings::work_dir().join("runs"), &file_sha256(&exe)?[..16]))
+        Ok(RunCache::at(settings::work_dir().join("runs"), &binary_hash(&exe)?[..16]))
     }
 
     /// A cache that keeps nothing.
@@ -98,6 +97,22 @@ impl RunCache {
         std::io::Write::write_all(&mut file, &record.to_bytes(&path)?).map_err(Error::io(&path))?;
         file.persist(&path).map_err(|e| Error::Io { path: path.clone(), source: e.error })?;
         Ok(record)
+    }
+}
+
+/// Content hash of a binary; remembered by path, size and time of change, since every test process asks for it.
+fn binary_hash(exe: &Path) -> Result<String> {
+    let metadata = fs::metadata(exe).map_err(Error::io(exe))?;
+    let seen = format!("{} {} {:?}", exe.display(), metadata.len(), metadata.modified().map_err(Error::io(exe))?);
+    let known = cache_dir().join(format!("binary-{}", sha256(seen.as_bytes())));
+    match fs::read_to_string(&known) {
+        Ok(hash) if hash.len() == 64 => Ok(hash),
+        _ => {
+            let hash = sha256_file(exe)?;
+            fs::create_dir_all(cache_dir()).map_err(Error::io(cache_dir()))?;
+            write_atomically(&known, hash.as_bytes())?;
+            Ok(hash)
+        }
     }
 }
 
