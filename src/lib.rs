@@ -1,1 +1,9 @@
-//! Bring-up of Hugging Face decoder models on an NPU, gated phase by phase.
+//! Bring-up of Hugging Face decoder models on an AMD NPU2, gated phase by phase against HF transformers in bf16.
+//!
+//! The rooms, from the ground up; a room imports only rooms below it (ARCHITECTURE.md, kept by a test):
+//! `error`, `tensor`, `settings` · `model` · `kernel` · `reference` · `compute` · `device` · `plan` · `runner` ·
+//! `check` (pure: none of the rooms beside it) · `phase` · `report` · `harness` · `commands`.
+
+pub mod error;
+pub mod settings;
+pub mod tensor;

@@ -1,0 +1,86 @@
+//! Every environment variable that phasegate reads, in one place, all named `PHASEGATE_*`. The README lists them.
+//!
+//! (The Hugging Face cache keeps its own variables, `HF_HOME` and `HF_HUB_CACHE`, which `hf-hub` reads.)
+
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+
+/// One variable: name and what it does, for `--help` and the README's table.
+pub struct Variable {
+    pub name: &'static str,
+    pub what: &'static str,
+}
+
+pub const DEVICES: &str = "PHASEGATE_DEVICES";
+pub const MODELS: &str = "PHASEGATE_MODELS";
+pub const REQUIRE: &str = "PHASEGATE_REQUIRE";
+pub const ISA: &str = "PHASEGATE_ISA";
+pub const THREADS: &str = "PHASEGATE_THREADS";
+pub const ROOT: &str = "PHASEGATE_ROOT";
+pub const RUN_CACHE: &str = "PHASEGATE_RUN_CACHE";
+
+/// All of them.
+pub const VARIABLES: &[Variable] = &[
+    Variable { name: DEVICES, what: "devices the test cases are multiplied by, comma separated (default emu)" },
+    Variable { name: MODELS, what: "fixtures the test cases are generated for, comma separated (default: every one)" },
+    Variable { name: REQUIRE, what: "devices or models whose absence is a failure and not a skip, comma separated" },
+    Variable { name: ISA, what: "instruction set of emu: portable, avx2, avx512f or avx512bf16 (default: the best)" },
+    Variable { name: THREADS, what: "worker threads of emu (default: the machine's cores)" },
+    Variable { name: ROOT, what: "project root with fixtures, prompts and models (default: found from the working directory)" },
+    Variable { name: RUN_CACHE, what: "off: compute every run anew instead of taking it from target/phasegate/runs" },
+];
+
+/// A variable's value; unset and empty are the same.
+fn get(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|v| !v.trim().is_empty())
+}
+
+/// A comma-separated list; empty when unset.
+pub fn list(name: &str) -> Vec<String> {
+    get(name).map(|v| v.split(',').map(|s| s.trim().to_owned()).filter(|s| !s.is_empty()).collect()).unwrap_or_default()
+}
+
+/// Forced instruction set, if any, as written.
+pub fn isa() -> Option<String> {
+    get(ISA)
+}
+
+/// Whether runs may be served from the run cache.
+pub fn run_cache() -> bool {
+    get(RUN_CACHE).is_none_or(|v| v != "off")
+}
+
+/// Worker threads of the emulated device.
+///
+/// Errors: [`Error::Usage`] for anything but a positive number.
+pub fn threads() -> Result<usize> {
+    match get(THREADS) {
+        None => Ok(std::thread::available_parallelism().map_or(1, |n| n.get())),
+        Some(v) => v.trim().parse().ok().filter(|n| (1..=1024).contains(n)).ok_or_else(|| Error::Usage {
+            what: THREADS.into(),
+            found: v,
+            expected: "a number from 1 to 1024".into(),
+        }),
+    }
+}
+
+/// The project root: `PHASEGATE_ROOT`, else the nearest folder upwards from the working directory that holds
+/// `fixtures/` and `prompts/`, else the folder this binary was built in.
+pub fn root() -> PathBuf {
+    if let Some(root) = get(ROOT) {
+        return root.into();
+    }
+    let is_root = |p: &std::path::Path| p.join("fixtures").is_dir() && p.join("prompts").is_dir();
+    if let Ok(cwd) = std::env::current_dir()
+        && let Some(found) = cwd.ancestors().find(|p| is_root(p))
+    {
+        return found.to_owned();
+    }
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where runs, caches and reports go: `target/phasegate` under the root.
+pub fn work_dir() -> PathBuf {
+    root().join("target").join("phasegate")
+}

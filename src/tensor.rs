@@ -1,0 +1,57 @@
+//! Tensors at module borders: ndarray over `half::bf16` and `f32`, always row-major.
+//!
+//! Knows nothing of files, devices or models.
+
+use half::bf16;
+use ndarray::{Array2, ArrayView2};
+
+/// A bf16 matrix, rows = positions (or output features), columns = channels.
+pub type Bf16Matrix = Array2<bf16>;
+
+/// An f32 matrix.
+pub type F32Matrix = Array2<f32>;
+
+/// Widens every element exactly.
+///
+/// Shapes: `[r, c] -> [r, c]`.
+pub fn to_f32(x: ArrayView2<'_, bf16>) -> F32Matrix {
+    x.mapv(bf16::to_f32)
+}
+
+/// Rounds every element to nearest, ties to even.
+///
+/// Shapes: `[r, c] -> [r, c]`.
+pub fn to_bf16(x: ArrayView2<'_, f32>) -> Bf16Matrix {
+    x.mapv(bf16::from_f32)
+}
+
+/// The bytes of a bf16 slice, little-endian as every format here stores them.
+pub fn bytes_of(x: &[bf16]) -> &[u8] {
+    bytemuck::cast_slice(x)
+}
+
+/// Copies little-endian bytes into bf16 values; the source need not be aligned.
+///
+/// Shapes: `[2n] bytes -> [n]`; an odd last byte is ignored.
+pub fn bf16_from_le_bytes(bytes: &[u8]) -> Vec<bf16> {
+    bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_is_to_nearest_even() {
+        // 1 + 2^-8 lies half way between 1 and 1 + 2^-7: the even one is 1.
+        let x = ndarray::arr2(&[[1.0 + 2f32.powi(-8), 1.0 + 3.0 * 2f32.powi(-8)]]);
+        assert_eq!(to_f32(to_bf16(x.view()).view()), ndarray::arr2(&[[1.0, 1.0 + 2f32.powi(-6)]]));
+    }
+
+    #[test]
+    fn bytes_round_trip() {
+        let x = [bf16::from_f32(1.5), bf16::NAN, bf16::from_f32(-0.0)];
+        let y = bf16_from_le_bytes(bytes_of(&x));
+        assert!(x.iter().zip(&y).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+}
