@@ -172,7 +172,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let cache = RunCache::at(root.path().into(), "binary");
         let runs = Cell::new(0);
-        let mut get = |key: &RunKey| {
+        let get = |key: &RunKey| {
             cache.get_or_run(key, || {
                 runs.set(runs.get() + 1);
                 Ok(record())

@@ -8,6 +8,8 @@ mod hook;
 mod kv;
 pub mod npu;
 mod record;
+#[cfg(test)]
+mod tests;
 
 pub use cache::{RunCache, RunKey, plan_hash};
 pub use greedy::{argmax, free_run, teacher_forced};
