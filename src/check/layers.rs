@@ -129,7 +129,8 @@ pub fn flags(layers: &[Layer]) -> Vec<Flag> {
 pub fn judge(layers: &[Layer], required_layers: usize, required_positions: usize) -> Verdict {
     let bad = layers.iter().filter(|l| l.nan_count > 0);
     let failures = bad.map(|l| format!("layer {}: {} values are NaN or infinite", l.layer, l.nan_count)).collect();
-    let positions = layers.iter().map(|l| l.vs_bf16.body.count.min(1) * l.vs_bf16.positions.values.len()).min().unwrap_or(0);
+    let positions =
+        layers.iter().map(|l| l.vs_bf16.body.count.min(1) * l.vs_bf16.positions.values.len()).min().unwrap_or(0);
     let extent = Extent::new()
         .require("layers", required_layers as u64)
         .compare("layers", layers.len() as u64)
@@ -141,7 +142,9 @@ pub fn judge(layers: &[Layer], required_layers: usize, required_positions: usize
 impl std::fmt::Display for Flag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Flag::Cliff { layer, figure, from, to } => write!(f, "cliff at layer {layer}: {figure} {from:.4} -> {to:.4}"),
+            Flag::Cliff { layer, figure, from, to } => {
+                write!(f, "cliff at layer {layer}: {figure} {from:.4} -> {to:.4}")
+            }
             Flag::Floor { layer, figure, value } => write!(f, "layer {layer}: {figure} {value:.4} < {FLOOR}"),
         }
     }

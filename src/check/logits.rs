@@ -218,7 +218,8 @@ mod tests {
     fn thin_empty_and_nan_runs_do_not_pass() {
         let reference = Array2::from_shape_fn((STEPS, 16), |(i, j)| ((i * 5 + j * 3) % 16) as f32);
         let floor = Summary::of(&[1e-3; 32]);
-        let judge = |device: &Array2<f32>| kl(&reference, device, 8).judge(&floor, KlFactors::median(3.0), STEPS).outcome();
+        let judge =
+            |device: &Array2<f32>| kl(&reference, device, 8).judge(&floor, KlFactors::median(3.0), STEPS).outcome();
         assert_eq!(judge(&reference), Outcome::Pass);
         assert_eq!(judge(&reference.slice(s![..1, ..]).to_owned()), Outcome::Vacuous);
         assert_eq!(judge(&reference.slice(s![..0, ..]).to_owned()), Outcome::Vacuous);

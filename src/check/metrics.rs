@@ -60,7 +60,8 @@ impl Metrics {
         if sums.is_finite() {
             return Ok(sums.finish(d.len()));
         }
-        let mut bad = d.iter().zip(r).enumerate().filter(|(_, (d, r))| !(d.is_finite() && r.is_finite())).map(|(i, _)| i);
+        let mut bad =
+            d.iter().zip(r).enumerate().filter(|(_, (d, r))| !(d.is_finite() && r.is_finite())).map(|(i, _)| i);
         let first = bad.next();
         let mut metrics = Metrics::none(d.len());
         metrics.nan_count = bad.count() + usize::from(first.is_some());
@@ -98,7 +99,7 @@ pub(super) fn cosine(dd: f64, rr: f64, dr: f64) -> f64 {
     match (dd == 0.0, rr == 0.0) {
         (true, true) => 1.0,
         (true, false) | (false, true) => 0.0,
-        (false, false) => (dr / (dd.sqrt() * rr.sqrt())).clamp(-1.0, 1.0),
+        (false, false) => (dr / (dd * rr).sqrt()).clamp(-1.0, 1.0),
     }
 }
 
@@ -207,7 +208,8 @@ mod tests {
 
     #[test]
     fn figures_by_hand() {
-        let m = Metrics::measure(arr2(&[[1.0, 2.5], [0.0, -4.0]]).view(), arr2(&[[1.0, 2.0], [0.0, -5.0]]).view()).unwrap();
+        let m =
+            Metrics::measure(arr2(&[[1.0, 2.5], [0.0, -4.0]]).view(), arr2(&[[1.0, 2.0], [0.0, -5.0]]).view()).unwrap();
         assert_eq!((m.count, m.max_abs, m.mean_abs), (4, 1.0, 0.375));
         assert_eq!((m.max_rel, m.mean_rel_l1, m.bias), (0.25, 1.5 / 8.0, 1.5 / 8.0));
         assert!((m.nmse - 1.25 / 30.0).abs() < 1e-15 && (m.rel_l2 * m.rel_l2 - m.nmse).abs() < 1e-15);

@@ -197,7 +197,8 @@ pub(super) mod tests {
 
     #[test]
     fn only_the_first_divergence_counts() {
-        let garbage_later = run(STEPS, &HF, |s| if s == 0 { row(16, &[2, 1, 3, 4, 5]) } else { row(16, &[15, 14, 13, 12, 11]) });
+        let garbage_later =
+            run(STEPS, &HF, |s| if s == 0 { row(16, &[2, 1, 3, 4, 5]) } else { row(16, &[15, 14, 13, 12, 11]) });
         let seen = TokenSet::compare(&garbage_later.0, garbage_later.1.view(), garbage_later.2.view()).unwrap();
         assert!(seen.judge().is_pass());
         assert_eq!((seen.same(), seen.steps.iter().filter(|s| s.shared == 0).count()), (0, 31));

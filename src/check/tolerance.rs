@@ -101,7 +101,8 @@ impl Tier {
     /// Errors: [`crate::error::Error::Comparison`] for other shapes.
     pub fn check(&self, device: ArrayView2<'_, f32>, reference: ArrayView2<'_, f32>) -> Result<Elements> {
         same_shape("elements", device.shape(), reference.shape())?;
-        let mut elements = Elements { tier: self.clone(), count: device.len(), bad: 0, nan_count: 0, first: None, worst_ulp: 0.0 };
+        let mut elements =
+            Elements { tier: self.clone(), count: device.len(), bad: 0, nan_count: 0, first: None, worst_ulp: 0.0 };
         for ((index, &d), &r) in device.indexed_iter().zip(reference.iter()) {
             let (device, reference) = (f64::from(d), f64::from(r));
             let error = (device - reference).abs();
