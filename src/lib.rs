@@ -5,5 +5,6 @@
 //! `check` (pure: none of the rooms beside it) · `phase` · `report` · `harness` · `commands`.
 
 pub mod error;
+pub mod harness;
 pub mod settings;
 pub mod tensor;
