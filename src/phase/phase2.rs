@@ -2,6 +2,8 @@
 //!
 //! Block 0's output against HF bf16 on every lens prompt: whole cosine, per-position minimum by head_dim, no NaN.
 
+use ndarray::Axis;
+
 use super::subject::{Outline, Subject};
 use super::{Bench, Case, Finding};
 use crate::check::tolerance;
@@ -34,7 +36,7 @@ pub fn block(bench: &Bench, prompt: &str) -> Result<Finding> {
     let lens = subject.lens(prompt)?;
     let record = bench.record(prompt)?;
     let rows = record.taps.get("l00.output").ok_or_else(|| missing("l00.output"))?;
-    let reference = lens.bf16.layer(0);
+    let reference = lens.layers_bf16.index_axis(Axis(0), 0);
     let device = tensor::to_f32(rows.view());
     let (metrics, positions, verdict) =
         tolerance::block(device.view(), reference, subject.config.head_dim, lens.positions.len())?;

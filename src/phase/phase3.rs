@@ -3,20 +3,18 @@
 //! Binding: upstream's token-set gate per prompt over all 32 steps, no NaN anywhere, KL against HF f32 within a factor
 //! of HF bf16's own, and every layer's distance to HF f32 within a factor of HF bf16's. Layer cases keep baselines.
 
-use half::bf16;
-use ndarray::Array2;
+use ndarray::Axis;
 
 use super::phase2::missing;
-use super::subject::{Outline, Subject};
+use super::subject::Outline;
 use super::{Bench, Case, Finding};
-use crate::check::agreement::{Agreement, HfTop};
+use crate::check::agreement::Agreement;
 use crate::check::layers::{self, Layer};
-use crate::check::logits::{AtTruth, Kl, KlFactors, Truth};
+use crate::check::logits::{AtTruth, Kl, KlFactors};
 use crate::check::token_set::{STEPS, TokenSet};
 use crate::check::{Extent, Verdict};
 use crate::device::Arithmetic;
 use crate::error::Result;
-use crate::reference::PromptCapture;
 use crate::tensor;
 
 /// The name of its progress document.
@@ -80,8 +78,8 @@ pub fn prompt(bench: &Bench, id: &str) -> Result<PromptFinding> {
     let capture = bench.subject().capture()?.prompt(id)?;
     let record = bench.record(id)?;
     let logits = tensor::to_f32(record.logits.view());
-    let token_set = TokenSet::compare(&capture.chosen, capture.bf16_top_ids.view(), logits.view())?;
-    let hf = HfTop { ids: capture.bf16_top_ids.view(), logits: capture.bf16_top_logits.view() };
+    let token_set = TokenSet::compare(&capture.chosen, capture.bf16.ids.view(), logits.view())?;
+    let hf = HfTop { ids: capture.bf16.ids.view(), logits: capture.bf16_top_logits.view() };
     let agreement = Agreement::compare(&hf, logits.view())?;
     let truth = capture.truth();
     let kl = Kl::measure(&truth, &AtTruth::gather(truth.ids, logits.view())?)?;
@@ -119,8 +117,8 @@ fn lens_layer(bench: &Bench, id: &str, layer: usize) -> Result<Layer> {
     let rows = record.taps.get(&tap).ok_or_else(|| missing(&tap))?;
     let device = tensor::to_f32(rows.view());
     let (bf16, f32) = match last {
-        true => (lens.bf16.final_norm.view(), lens.f32.final_norm.view()),
-        false => (lens.bf16.layer(layer), lens.f32.layer(layer)),
+        true => (lens.final_norm_bf16.view(), lens.final_norm_f32.view()),
+        false => (lens.layers_bf16.index_axis(Axis(0), layer), lens.layers_f32.index_axis(Axis(0), layer)),
     };
     Layer::look(layer, &lens.positions, device.view(), bf16, f32)
 }

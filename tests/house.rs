@@ -1,0 +1,1 @@
+//! The architecture, kept by tests.
