@@ -47,6 +47,13 @@ pub(super) fn compare(cx: &Cx, numbers: &Numbers) -> Result<(), String> {
     }
 }
 
+/// The numbers of a stored baseline, if there is one.
+pub(super) fn stored(phase: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(folder(phase).join(format!("{}.snap", stem(name)))).ok()?;
+    // Two fences of `---` hold insta's metadata.
+    text.splitn(3, "---\n").nth(2).map(str::to_owned)
+}
+
 type Differences = Arc<Mutex<Vec<String>>>;
 
 /// Tells insta whether two texts are the same within the bands, and keeps what was not.

@@ -17,6 +17,7 @@ mod device_label;
 mod ignored;
 mod meta;
 mod numbers;
+pub mod phases;
 mod selection;
 mod suite;
 mod trial;

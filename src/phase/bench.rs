@@ -117,6 +117,14 @@ impl Bench {
         &self.device
     }
 
+    /// The device's label and what it says of itself; opens a device only to ask.
+    ///
+    /// Errors: as [`open_device`].
+    pub fn describe(&self) -> Result<(String, String)> {
+        let device = open_device(&self.device)?;
+        Ok((device.info().label.clone(), device.info().description.clone()))
+    }
+
     /// The teacher-forced record of a captured prompt, with the taps its lens asks for.
     ///
     /// Errors: those of the runner; nothing is recorded from a run that did not complete.

@@ -1,16 +1,16 @@
 //! A model under test: its checkpoint as loaded, its tokenizer and prompts, and the HF capture it is judged by.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::bench;
+use crate::check::token_set::STEPS;
 use crate::error::{Error, Result};
-use crate::model::config::Coverage;
 use crate::model::{
-    Checkpoint, Located, Manifest, ModelConfig, Prompt, PromptSet, Tokenizer, chat_template::ChatTemplate, locate, prompts,
+    self, Checkpoint, Coverage, Located, Manifest, ModelConfig, PromptSet, Tokenizer, chat_template::ChatTemplate, prompts,
 };
-use crate::reference::{Capture, Identity};
+use crate::reference::{Capture, Identity, Lens};
 use crate::runner::{NpuRunner, RunnerOptions};
 use crate::settings;
 
@@ -18,18 +18,212 @@ use crate::settings;
 #[derive(Debug, Clone)]
 pub struct Outline {
     pub name: String,
-    /// Why its cases cannot run here.
+    /// Why its cases cannot run here, if they cannot.
     pub missing: Option<String>,
-    pub layers: usize,
-    /// Config keys of HF's resolved config.
+    /// What its config implies, read from HF's resolved config in the capture.
+    pub config: ModelConfig,
+    /// Keys of HF's resolved config.
     pub config_keys: Vec<String>,
-    /// Canonical names of the tensors its config implies.
-    pub tensors: Vec<String>,
     /// Ids of the captured prompts, in capture order.
     pub prompts: Vec<String>,
     /// Ids of those with layer outputs.
     pub lens: Vec<String>,
-    pub rope_positions: Vec<usize>,
+    /// Positions at which the capture holds RoPE rows.
+    pub rope_positions: Vec<u32>,
     /// Prompts whose expected first text holds for this model.
     pub expects: Vec<String>,
+    pub layers: usize,
+}
+
+impl Outline {
+    /// Every fixture, by name.
+    ///
+    /// Errors: a manifest or capture that cannot be read; a fixture without capture is an error too.
+    pub fn all() -> Result<Vec<Outline>> {
+        model::fixtures(&settings::root())?.iter().map(Outline::of).collect()
+    }
+
+    fn of(manifest: &Manifest) -> Result<Outline> {
+        let root = settings::root();
+        let path = root.join("fixtures").join(&manifest.name).join("reference.safetensors");
+        let capture = Capture::open(&path)?;
+        let missing = match model::locate(&manifest.name, None) {
+            Ok(_) => None,
+            Err(Error::Unavailable { what, why }) => Some(format!("{what} is not available: {why}")),
+            Err(error) => return Err(error),
+        };
+        let (config, _) = ModelConfig::from_json(&path, capture.resolved_config())?;
+        let keys = capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned()).collect();
+        Ok(Outline {
+            name: manifest.name.clone(),
+            missing,
+            layers: config.num_hidden_layers,
+            config,
+            config_keys: keys,
+            prompts: capture.prompts().iter().map(|p| p.id.clone()).collect(),
+            lens: capture.lens_prompts().to_vec(),
+            rope_positions: capture.rope()?.positions,
+            expects: manifest.expects.clone(),
+        })
+    }
+}
+
+/// A checkpoint with everything that is needed to run and to judge it.
+pub struct Subject {
+    pub name: String,
+    pub located: Located,
+    pub config: ModelConfig,
+    pub coverage: Coverage,
+    pub checkpoint: Arc<Checkpoint>,
+    pub tokenizer: Tokenizer,
+    /// Token ids that end a generation.
+    pub stop_ids: Vec<u32>,
+    pub default_prompts: PromptSet,
+    template: OnceLock<ChatTemplate>,
+    capture: OnceLock<Capture>,
+    lenses: Mutex<HashMap<String, Arc<Lens>>>,
+}
+
+impl Subject {
+    /// Opens a fixture, a checkpoint directory or an id of the local HF cache.
+    ///
+    /// Errors: [`Error::Unavailable`], [`Error::Unknown`], and whatever is wrong with the checkpoint.
+    pub fn open(model: &str, variant: Option<&str>) -> Result<Subject> {
+        let located = model::locate(model, variant)?;
+        let dir = located.checkpoint_dir.clone();
+        let (config, coverage) = ModelConfig::from_file(&dir)?;
+        let checkpoint = Arc::new(Checkpoint::open(&dir)?);
+        checkpoint.account(&config)?;
+        let tokenizer = Tokenizer::open(&dir)?;
+        let stop_ids = tokenizer.stop_ids(&config)?;
+        Ok(Subject {
+            name: located.name.clone(),
+            default_prompts: located.default_prompts,
+            located,
+            config,
+            coverage,
+            checkpoint,
+            tokenizer,
+            stop_ids,
+            template: OnceLock::new(),
+            capture: OnceLock::new(),
+            lenses: Mutex::default(),
+        })
+    }
+
+    /// [`Subject::open`], to be shared.
+    ///
+    /// Errors: as [`Subject::open`].
+    pub fn open_arc(model: &str, variant: Option<&str>) -> Result<Arc<Subject>> {
+        Subject::open(model, variant).map(Arc::new)
+    }
+
+    /// The fixture of this name, opened once per process.
+    pub fn shared(name: &str) -> Result<Arc<Subject>> {
+        static SUBJECTS: OnceLock<Mutex<BTreeMap<String, Arc<Subject>>>> = OnceLock::new();
+        let mut subjects = SUBJECTS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(subject) = subjects.get(name) {
+            return Ok(subject.clone());
+        }
+        let subject = Arc::new(Subject::open(name, None)?);
+        subjects.insert(name.into(), subject.clone());
+        Ok(subject)
+    }
+
+    /// Its HF capture, opened on first use and refused when it was made for another checkpoint, tokenizer or prompts.
+    ///
+    /// Errors: [`Error::Unavailable`] without a capture, [`Error::Capture`] for one that does not belong.
+    pub fn capture(&self) -> Result<&Capture> {
+        if let Some(capture) = self.capture.get() {
+            return Ok(capture);
+        }
+        let path = self.located.reference.as_ref().ok_or_else(|| Error::Unavailable {
+            what: format!("HF capture of {}", self.name),
+            why: "no reference.safetensors beside its manifest; make one with fixtures/hf/capture.py".into(),
+        })?;
+        let capture = Capture::open(path)?;
+        capture.matches(&self.identity(&settings::root())?)?;
+        Ok(self.capture.get_or_init(|| capture))
+    }
+
+    /// Hashes of what is loaded.
+    ///
+    /// Errors: [`Error::Io`].
+    pub fn identity(&self, root: &Path) -> Result<Identity> {
+        Ok(Identity {
+            weights_sha256: self.checkpoint.tensor_hashes()?,
+            files_sha256: self.checkpoint.side_file_hashes()?,
+            prompts_sha256: prompts::file_hashes(root)?,
+        })
+    }
+
+    /// The layer captures of a prompt.
+    ///
+    /// Errors: [`Error::Capture`] when it has none.
+    pub fn lens(&self, prompt: &str) -> Result<Arc<Lens>> {
+        let mut lenses = self.lenses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lens) = lenses.get(prompt) {
+            return Ok(lens.clone());
+        }
+        let capture = self.capture()?;
+        let lens = capture.lens(prompt)?.ok_or_else(|| Error::Capture {
+            path: capture.path().to_owned(),
+            why: format!("prompt {prompt} has no layer outputs"),
+        })?;
+        let lens = Arc::new(lens);
+        lenses.insert(prompt.into(), lens.clone());
+        Ok(lens)
+    }
+
+    /// The chat template, parsed on first use.
+    ///
+    /// Errors: [`Error::Unavailable`] without one, [`Error::Malformed`] for one that cannot be parsed.
+    pub fn template(&self) -> Result<&ChatTemplate> {
+        if let Some(template) = self.template.get() {
+            return Ok(template);
+        }
+        let template = ChatTemplate::open(&self.located.checkpoint_dir)?;
+        Ok(self.template.get_or_init(|| template))
+    }
+
+    /// Text and its ids as the tokenizer's defaults give them.
+    pub fn raw_ids(&self, text: &str) -> Result<(String, Vec<u32>)> {
+        Ok((text.to_owned(), self.tokenizer.encode(text, true)?))
+    }
+
+    /// A conversation (role, text) rendered through the template with the generation prompt, and its ids.
+    pub fn chat_ids(&self, turns: &[(&str, &str)]) -> Result<(String, Vec<u32>)> {
+        let text = self.template()?.render(turns, true)?;
+        let ids = self.tokenizer.encode(&text, false)?;
+        Ok((text, ids))
+    }
+
+    /// Sets the model up on a device.
+    ///
+    /// Errors: [`Error::Unavailable`] for a device that is not here; from the plan, the device or the checkpoint.
+    pub fn runner(&self, device: &str, options: &RunnerOptions) -> Result<NpuRunner> {
+        let host = (bench::pool()?, bench::isa()?);
+        NpuRunner::new(self.config.clone(), self.checkpoint.clone(), bench::open_device(device)?, host, options)
+    }
+
+    /// The outline of this subject, when it has a capture.
+    ///
+    /// Errors: as [`Subject::capture`].
+    pub fn outline(&self) -> Result<Outline> {
+        let capture = self.capture()?;
+        Ok(Outline {
+            name: self.name.clone(),
+            missing: None,
+            layers: self.config.num_hidden_layers,
+            config: self.config.clone(),
+            config_keys: capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned()).collect(),
+            prompts: capture.prompts().iter().map(|p| p.id.clone()).collect(),
+            lens: capture.lens_prompts().to_vec(),
+            rope_positions: capture.rope()?.positions,
+            expects: self.located.manifest.as_ref().map(|m| m.expects.clone()).unwrap_or_default(),
+        })
+    }
+
+    /// Positions a run of the gates needs beyond a prompt.
+    pub const STEPS: usize = STEPS;
 }

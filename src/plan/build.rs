@@ -1,37 +1,38 @@
 //! Composes leaf kernels into the steps of one model: the unfused plan, one launch per dispatch.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-use super::{BufferId, HostOp, Launch, Op, Placement, Plan, PlanBuffer, Source, Stage, Step, Tap};
+use super::{
+    Axis, BiasLowering, BufferId, HeadPadding, HostOp, Launch, Op, Placement, Plan, PlanBuffer, PlanOptions, Source, Stage,
+    Step, Tap,
+};
 use crate::device::{BufferSpec, Layout, Role};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernel::{Dtype, Epsilon, Kernel};
 use crate::model::config::ModelConfig;
-
-/// What may be asked of a plan beside the model it is for.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct PlanOptions {
-    /// Kernel ids that run on the CPU instead (`attention`, `gemm_bf16` ...).
-    pub host: Vec<String>,
-}
 
 /// The prefill of up to `seq_len` positions.
 ///
 /// Errors: [`crate::error::Error::Plan`] when the plan would break its own rules.
 pub fn prefill(config: &ModelConfig, seq_len: usize, options: &PlanOptions) -> Result<Plan> {
-    finish(Builder::new(config, Stage::Prefill { seq_len }).model(), options)
+    finish(Builder::new(config, Stage::Prefill { seq_len }, options)?.model(), options)
 }
 
 /// One decode step.
 ///
 /// Errors: as [`prefill`].
 pub fn decode(config: &ModelConfig, options: &PlanOptions) -> Result<Plan> {
-    finish(Builder::new(config, Stage::Decode).model(), options)
+    finish(Builder::new(config, Stage::Decode, options)?.model(), options)
 }
 
 fn finish(mut plan: Plan, options: &PlanOptions) -> Result<Plan> {
     for id in &options.host {
-        plan.place(id, Placement::Host);
+        // Attention is a host op at decode already.
+        if plan.place(id, Placement::Host) == 0 && matches!(plan.stage, Stage::Prefill { .. }) && id != "gemv" {
+            let known: BTreeSet<&str> = plan.launches().map(|(_, l)| l.kernel.id()).collect();
+            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            return Err(Error::Unknown { kind: "kernel", name: id.clone(), known });
+        }
     }
     plan.check()?;
     Ok(plan)
@@ -40,6 +41,9 @@ fn finish(mut plan: Plan, options: &PlanOptions) -> Result<Plan> {
 struct Builder<'a> {
     config: &'a ModelConfig,
     stage: Stage,
+    bias: BiasLowering,
+    /// Query heads, phantom ones included.
+    heads: usize,
     rows: usize,
     buffers: Vec<PlanBuffer>,
     by_name: HashMap<String, BufferId>,
@@ -47,8 +51,21 @@ struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    fn new(config: &'a ModelConfig, stage: Stage) -> Self {
-        Builder { config, stage, rows: stage.rows(), buffers: vec![], by_name: HashMap::new(), steps: vec![] }
+    fn new(config: &'a ModelConfig, stage: Stage, options: &PlanOptions) -> Result<Self> {
+        let heads = options.group(config)? * config.num_key_value_heads;
+        let (rows, bias) = (stage.rows(), options.bias);
+        Ok(Builder { config, stage, bias, heads, rows, buffers: vec![], by_name: HashMap::new(), steps: vec![] })
+    }
+
+    /// A tensor whose rows or columns are query heads, with room for the phantom ones.
+    fn by_heads(&self, tensor: String, axis: Axis) -> Source {
+        let c = self.config;
+        if self.heads == c.num_attention_heads {
+            return Source::Tensor(tensor);
+        }
+        let groups = c.num_key_value_heads;
+        let (from, to) = (c.group() * c.head_dim, self.heads / groups * c.head_dim);
+        Source::Padded { tensor, padding: HeadPadding { axis, groups, from, to } }
     }
 
     /// The buffer of this name, made on first use. Layers share intermediates; static names are unique per layer.
@@ -68,7 +85,16 @@ impl<'a> Builder<'a> {
     }
 
     fn weight(&mut self, tensor: &str, rows: usize, cols: usize, layout: Layout) -> BufferId {
-        self.buffer(tensor, rows, cols, Role::StaticWeight, layout, Source::Tensor(tensor.into()))
+        self.buffer(tensor, rows, cols, Role::StaticWeight, layout, self.source(tensor))
+    }
+
+    fn source(&self, tensor: &str) -> Source {
+        let axis = match tensor {
+            t if t.contains(".q_proj.") => Axis::Rows,
+            t if t.ends_with(".o_proj.weight") => Axis::Cols,
+            _ => return Source::Tensor(tensor.into()),
+        };
+        self.by_heads(tensor.into(), axis)
     }
 
     fn step(&mut self, layer: Option<usize>, name: &str, op: Op, tap: Option<Tap>) {
@@ -82,6 +108,13 @@ impl<'a> Builder<'a> {
     fn host(&mut self, layer: Option<usize>, name: &str, op: HostOp) {
         self.step(layer, name, Op::Host(op), None);
         self.steps.last_mut().expect("just pushed").placement = Placement::Host;
+    }
+
+    /// Sets what the last step shows.
+    fn tap(&mut self, name: Option<&'static str>, buffer: BufferId) {
+        if let Some(step) = self.steps.last_mut() {
+            step.tap = name.map(|name| Tap { name, buffer });
+        }
     }
 
     fn launch(&mut self, layer: usize, name: &str, kernel: Kernel, args: Vec<BufferId>, tap: Option<&'static str>) {
@@ -110,8 +143,16 @@ impl<'a> Builder<'a> {
             Stage::Prefill { seq_len } => (Kernel::Gemm { m: seq_len, k, n, out: Dtype::Bf16 }, vec![x, w, y]),
             Stage::Decode => (Kernel::Gemv { m: n, k }, vec![w, x, y]),
         };
+        let on_host = bias && self.bias == BiasLowering::Host && matches!(name.as_str(), "q_proj" | "k_proj" | "v_proj");
         self.launch(layer, &name, kernel, args, if bias { None } else { tap });
-        if bias {
+        if on_host {
+            // q and k get theirs behind RoPE.
+            if name == "v_proj" {
+                let bias = self.source(&format!("{prefix}.bias"));
+                self.host(Some(layer), "v_proj_bias", HostOp::AddBias { x: y, bias });
+                self.tap(tap, y);
+            }
+        } else if bias {
             let b = self.weight(&format!("{prefix}.bias"), 1, n, Layout::Rows);
             let kernel = Kernel::BiasAdd { rows: self.rows, cols: n };
             self.launch(layer, &format!("{name}_bias"), kernel, vec![y, b, y], tap);
@@ -143,6 +184,12 @@ impl<'a> Builder<'a> {
         }
         let y = self.intermediate(&format!("{which}_rotated"), heads * head_dim);
         self.launch(layer, &format!("{which}_rope"), Kernel::Rope { rows, head_dim }, vec![x, lut, y], Some(which));
+        if self.config.qkv_bias && self.bias == BiasLowering::Host {
+            self.tap(None, y);
+            let bias = self.source(&format!("model.layers.{layer}.self_attn.{which}_proj.bias"));
+            self.host(Some(layer), &format!("{which}_proj_bias"), HostOp::AddRotatedBias { x: y, bias });
+            self.tap(Some(which), y);
+        }
         y
     }
 
@@ -160,7 +207,7 @@ impl<'a> Builder<'a> {
     fn model(mut self) -> Plan {
         let c = self.config;
         let x = self.buffer("hidden_states", self.rows, c.hidden_size, Role::Input, Layout::Rows, Source::Run);
-        let q_lut = self.rope_lut("q", c.num_attention_heads);
+        let q_lut = self.rope_lut("q", self.heads);
         let k_lut = self.rope_lut("k", c.num_key_value_heads);
         self.host(None, "embed_tokens", HostOp::Embed { out: x });
         if self.stage == Stage::Decode {
@@ -182,7 +229,7 @@ impl<'a> Builder<'a> {
     fn layer(&mut self, l: usize, x: BufferId, q_lut: BufferId, k_lut: BufferId) {
         let c = self.config;
         let (h, f) = (c.hidden_size, c.intermediate_size);
-        let (heads, kv_heads, head_dim) = (c.num_attention_heads, c.num_key_value_heads, c.head_dim);
+        let (heads, kv_heads, head_dim) = (self.heads, c.num_key_value_heads, c.head_dim);
         let add = Kernel::Add { rows: self.rows, cols: h };
 
         let normed = self.rms_norm(l, "input_layernorm", x, "normed");
@@ -200,8 +247,7 @@ impl<'a> Builder<'a> {
             }
             Stage::Decode => {
                 self.host(Some(l), "attention", HostOp::DecodeAttention { layer: l, q, out: context });
-                let tap = Some(Tap { name: "attn_context", buffer: context });
-                self.steps.last_mut().expect("just pushed").tap = tap;
+                self.tap(Some("attn_context"), context);
             }
         }
         let o = self.linear(l, "self_attn.o_proj", c.o_bias, (context, heads * head_dim), h, "o", Some("o_proj"));

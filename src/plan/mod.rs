@@ -4,11 +4,15 @@
 
 mod build;
 mod inheritance;
+mod options;
+#[cfg(test)]
+mod tests;
 
-pub use build::{PlanOptions, decode, prefill};
+pub use build::{decode, prefill};
+pub use options::{BiasLowering, PlanOptions};
 pub use inheritance::{Inheritance, inheritance};
 
-use crate::device::{BufferSpec, Role};
+use crate::device::BufferSpec;
 use crate::error::{Error, Result};
 use crate::kernel::{ArgRole, Kernel};
 
@@ -23,8 +27,53 @@ pub enum Source {
     Run,
     /// A tensor of the checkpoint, by its HF name.
     Tensor(String),
+    /// The same with room for phantom heads.
+    Padded { tensor: String, padding: HeadPadding },
     /// RoPE rows of positions `0..seq_len`, each repeated once per head.
     RopeLut { heads: usize },
+}
+
+/// Widens the heads' dimension of a weight: each group of `from` elements is followed by zeros up to `to`.
+///
+/// A KV group keeps its real query heads at its front and gets phantom heads behind them, so that head `h` still
+/// attends to KV head `h / group`. Zeros at the very end instead would shift every later head into another group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HeadPadding {
+    /// Rows of the tensor (q_proj and its bias: out features) or columns (o_proj: in features).
+    pub axis: Axis,
+    pub groups: usize,
+    /// Units: elements of one group before and after.
+    pub from: usize,
+    pub to: usize,
+}
+
+/// The dimension of a `[rows, cols]` weight that is widened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Axis {
+    Rows,
+    Cols,
+}
+
+impl HeadPadding {
+    /// Shapes: `[groups * from, n] -> [groups * to, n]` for rows, `[m, groups * from] -> [m, groups * to]` for columns.
+    ///
+    /// Errors: [`Error::Plan`] when the tensor is of another size.
+    pub fn apply(&self, weight: &[half::bf16]) -> Result<Vec<half::bf16>> {
+        let HeadPadding { axis, groups, from, to } = *self;
+        let unit = groups * from;
+        if unit == 0 || !weight.len().is_multiple_of(unit) || to < from {
+            return Err(Error::Plan { why: format!("{} weights cannot be padded by {self:?}", weight.len()) });
+        }
+        let other = weight.len() / unit;
+        // Elements that move together: whole rows, or a piece of one row.
+        let scale = if axis == Axis::Rows { other } else { 1 };
+        let mut padded = Vec::with_capacity(weight.len() / from * to);
+        for group in weight.chunks_exact(from * scale) {
+            padded.extend_from_slice(group);
+            padded.resize(padded.len() + (to - from) * scale, half::bf16::ZERO);
+        }
+        Ok(padded)
+    }
 }
 
 /// A buffer with its content's origin.
@@ -48,6 +97,10 @@ pub enum HostOp {
     Embed { out: BufferId },
     /// RoPE rows of the current position, repeated per head (decode).
     RopeRow { q_lut: BufferId, k_lut: BufferId },
+    /// `x += bias`, the bias a tensor, broadcast over positions.
+    AddBias { x: BufferId, bias: Source },
+    /// `x += RoPE(bias)` at each row's position, which is what a bias before RoPE comes to behind it.
+    AddRotatedBias { x: BufferId, bias: Source },
     /// New K and V rows into the layer's cache: the prompt's rows at prefill, one row at decode.
     KvAppend { layer: usize, k: BufferId, v: BufferId },
     /// Attention of one query row over the layer's cache.
@@ -208,6 +261,7 @@ impl HostOp {
     pub fn reads(&self) -> Vec<BufferId> {
         match *self {
             HostOp::Embed { .. } | HostOp::RopeRow { .. } => vec![],
+            HostOp::AddBias { x, .. } | HostOp::AddRotatedBias { x, .. } => vec![x],
             HostOp::KvAppend { k, v, .. } => vec![k, v],
             HostOp::DecodeAttention { q, .. } => vec![q],
             HostOp::FinalNorm { x, .. } => vec![x],
@@ -219,12 +273,8 @@ impl HostOp {
         match *self {
             HostOp::Embed { out } | HostOp::DecodeAttention { out, .. } | HostOp::FinalNorm { out, .. } => vec![out],
             HostOp::RopeRow { q_lut, k_lut } => vec![q_lut, k_lut],
+            HostOp::AddBias { x, .. } | HostOp::AddRotatedBias { x, .. } => vec![x],
             HostOp::KvAppend { .. } => vec![],
         }
     }
-}
-
-/// Whether the host may write a buffer of this role during a run.
-pub fn host_may_write(role: Role) -> bool {
-    matches!(role, Role::Input)
 }

@@ -13,8 +13,8 @@ use crate::model::{Checkpoint, ModelConfig};
 pub(super) struct HostKernels {
     pool: Arc<Pool>,
     isa: Isa,
-    /// heads, kv heads, head_dim
-    dims: (usize, usize, usize),
+    kv_heads: usize,
+    head_dim: usize,
     norm: Vec<bf16>,
     eps: f32,
 }
@@ -24,7 +24,8 @@ impl HostKernels {
         Ok(HostKernels {
             pool,
             isa,
-            dims: (config.num_attention_heads, config.num_key_value_heads, config.head_dim),
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
             norm: checkpoint.bf16("model.norm.weight")?.into_owned(),
             eps: config.rms_norm_eps as f32,
         })
@@ -46,7 +47,8 @@ impl HostKernels {
     /// Shapes: `q`, result `[heads * head_dim]`; `keys`, `values` `[len, kv_heads * head_dim]`.
     pub(super) fn decode_attention(&self, q: &[bf16], keys: &[bf16], values: &[bf16]) -> Vec<bf16> {
         let mut out = vec![bf16::NAN; q.len()];
-        self.call().decode_attention(q, keys, values, self.dims, attention_scale(self.dims.2), &mut out);
+        let dims = (q.len() / self.head_dim, self.kv_heads, self.head_dim);
+        self.call().decode_attention(q, keys, values, dims, attention_scale(self.head_dim), &mut out);
         out
     }
 

@@ -3,6 +3,7 @@
 //! Setup uploads every static buffer and prepares every dispatch; after it, prefill and decode allocate, pack and
 //! upload nothing but their inputs. Everything that uses a model uses this type.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
@@ -15,6 +16,7 @@ use super::{Record, Runner, TapRecorder, TapRequest, teacher_forced};
 use crate::compute::{Isa, Pool};
 use crate::device::{BoundLaunch, BufferHandle, Counters, Device, DeviceInfo, DispatchHandle, Role};
 use crate::error::{Error, Result};
+use crate::kernel::Kernel;
 use crate::model::{Checkpoint, ModelConfig, RopeTable};
 use crate::plan::{self, BufferId, HostOp, Op, Placement, Plan, PlanOptions, Source};
 use crate::tensor;
@@ -264,8 +266,8 @@ fn compile(
         let handle = device.create(buffer.spec.clone())?;
         match &buffer.source {
             Source::Run => {}
-            Source::Tensor(name) => {
-                device.write(handle, 0, tensor::bytes_of(&checkpoint.bf16(name)?))?;
+            Source::Tensor(_) | Source::Padded { .. } => {
+                device.write(handle, 0, tensor::bytes_of(&content(checkpoint, &buffer.source)?))?;
                 statics.insert(key, handle);
             }
             Source::RopeLut { heads } => {
@@ -290,6 +292,17 @@ fn compile(
         });
     }
     Ok(Compiled { plan, handles, dispatches })
+}
+
+/// What a static weight's buffer holds.
+///
+/// Errors: those of the checkpoint; [`Error::Plan`] for a source that is no weight.
+fn content<'a>(checkpoint: &'a Checkpoint, source: &Source) -> Result<Cow<'a, [bf16]>> {
+    match source {
+        Source::Tensor(name) => checkpoint.bf16(name),
+        Source::Padded { tensor, padding } => Ok(padding.apply(&checkpoint.bf16(tensor)?)?.into()),
+        Source::Run | Source::RopeLut { .. } => Err(Error::Plan { why: format!("{source:?} is no weight") }),
+    }
 }
 
 /// LUT rows (cos half, then sin half) of `positions`, each repeated per head.
@@ -353,7 +366,9 @@ impl Run<'_> {
                 let inputs = launch.args[..launch.args.len() - 1]
                     .iter()
                     .map(|&id| match &compiled.plan.buffer(id).source {
-                        Source::Tensor(name) => Ok(self.checkpoint.bf16(name)?.into_owned()),
+                        source @ (Source::Tensor(_) | Source::Padded { .. }) => {
+                            Ok(content(self.checkpoint, source)?.into_owned())
+                        }
                         _ => self.read(id),
                     })
                     .collect::<Result<Vec<_>>>()?;
@@ -367,6 +382,20 @@ impl Run<'_> {
         let hidden = self.config.hidden_size;
         let valid = self.span.ids.len();
         match *op {
+            HostOp::AddBias { x, ref bias } => {
+                let bias = content(self.checkpoint, bias)?;
+                self.add_rows(x, |_| Ok(bias.to_vec()))
+            }
+            HostOp::AddRotatedBias { x, ref bias } => {
+                let bias = content(self.checkpoint, bias)?.into_owned();
+                let (head_dim, start) = (self.config.head_dim, self.span.position);
+                let (rope, host) = (self.rope, self.host);
+                self.add_rows(x, |row| {
+                    let lut = rope_rows(rope, &[start + row], bias.len() / head_dim);
+                    let rotate = Kernel::Rope { rows: bias.len() / head_dim, head_dim };
+                    host.launch(&rotate, &[bias.clone(), lut])
+                })
+            }
             HostOp::Embed { out } => {
                 let rows = self.compiled.plan.buffer(out).spec.rows;
                 let table = self.checkpoint.bf16("model.embed_tokens.weight")?;
@@ -378,7 +407,8 @@ impl Run<'_> {
                 self.write(out, 0, &x)
             }
             HostOp::RopeRow { q_lut, k_lut } => {
-                let row = rope_rows(self.rope, &[self.span.position], self.config.num_attention_heads);
+                let width = self.compiled.plan.buffer(q_lut).spec.cols;
+                let row = rope_rows(self.rope, &[self.span.position], width / self.config.head_dim);
                 self.write(q_lut, 0, &row)?;
                 self.write(k_lut, 0, &row[..self.config.kv_dim()])
             }
@@ -399,6 +429,17 @@ impl Run<'_> {
                 self.write(out, 0, &normed)
             }
         }
+    }
+
+    /// `x[row] += addend(row)` for the rows of the prompt, one rounding each.
+    fn add_rows(&mut self, x: BufferId, addend: impl Fn(usize) -> Result<Vec<bf16>>) -> Result<()> {
+        let width = self.compiled.plan.buffer(x).spec.cols;
+        for row in 0..self.span.ids.len() {
+            let old = self.read_part(x, row * width, width)?;
+            let sum = self.host.launch(&Kernel::Add { rows: 1, cols: width }, &[old, addend(row)?])?;
+            self.write(x, row * width, &sum)?;
+        }
+        Ok(())
     }
 
     fn read(&mut self, id: BufferId) -> Result<Vec<bf16>> {

@@ -11,7 +11,7 @@ use crate::compute::{Isa, Pool};
 use crate::device::emu::EmuDevice;
 use crate::error::Result;
 use crate::model::{Checkpoint, ModelConfig};
-use crate::plan::{Op, PlanOptions};
+use crate::plan::{BiasLowering, Op, PlanOptions};
 
 fn runner(model: &str, options: &RunnerOptions) -> NpuRunner {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(model).join("checkpoint");
@@ -154,4 +154,137 @@ fn bad_requests_are_errors() {
     r.prefill(&ids(3)).unwrap();
     assert!(r.decode_step(1, 5).is_err(), "a gap in the cache");
     assert!(r.record(&ids(3), &[], 2, &TapRequest::default()).is_err());
+}
+
+/// A checkpoint of random weights with these heads, written to disk.
+fn synthetic(architecture: &str, (hidden, heads, kv_heads): (usize, usize, usize)) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let json = serde_json::json!({
+        "architectures": [format!("{architecture}ForCausalLM")], "model_type": architecture.to_lowercase(),
+        "hidden_size": hidden, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "vocab_size": 1000, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 256, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "rope_theta": 10000.0,
+    });
+    let config_path = dir.path().join("config.json");
+    std::fs::write(&config_path, json.to_string()).unwrap();
+    let (config, _) = ModelConfig::from_file(&config_path).unwrap();
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = config
+        .tensors()
+        .into_iter()
+        .map(|t| {
+            let norm = t.part.contains("norm");
+            let values: Vec<bf16> = (0..t.shape.iter().product())
+                .map(|_| bf16::from_f32(if norm { 1.0 + 0.1 * random() } else { 0.1 * random() }))
+                .collect();
+            (t.name, t.shape, crate::tensor::bytes_of(&values).to_vec())
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, data)| {
+        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::BF16, shape.clone(), data).unwrap();
+        (name.as_str(), view)
+    });
+    safetensors::serialize_to_file(views, None, &dir.path().join("model.safetensors")).unwrap();
+    dir
+}
+
+fn runner_in(dir: &Path, options: &RunnerOptions) -> NpuRunner {
+    let (config, _) = ModelConfig::from_file(dir).unwrap();
+    let checkpoint = Arc::new(Checkpoint::open(dir).unwrap());
+    let (pool, isa) = (Arc::new(Pool::new(2)), Isa::detect());
+    let device = Box::new(EmuDevice::new(isa, pool.clone()));
+    NpuRunner::new(config, checkpoint, device, (pool, isa), options).unwrap()
+}
+
+/// Phantom heads inside each KV group change no bit, in prefill and in decode.
+#[rstest]
+#[case::smollm2_135m("Llama", (576, 9, 3), 4)]
+#[case::qwen25_0_5b("Qwen2", (896, 14, 2), 8)]
+fn gqa_aware_padding_is_bit_identical(
+    #[case] architecture: &str,
+    #[case] sizes: (usize, usize, usize),
+    #[case] group: usize,
+) {
+    let dir = synthetic(architecture, sizes);
+    let run = |pad_gqa| {
+        let mut options = options(&[16]);
+        options.plan.pad_gqa = pad_gqa;
+        let mut r = runner_in(dir.path(), &options);
+        let prefill = r.prefill(&ids(11)).unwrap();
+        (prefill, r.decode_step(7, 11).unwrap())
+    };
+    assert_eq!(run(None), run(Some(group)));
+}
+
+/// The same phantom heads behind all real ones shift heads into other KV groups, and the logits show it.
+#[test]
+fn naive_padding_at_the_end_is_not_the_same_model() {
+    let dir = synthetic("Llama", (576, 9, 3));
+    let plain = runner_in(dir.path(), &options(&[16])).prefill(&ids(11)).unwrap();
+    let naive = synthetic("Llama", (576, 9, 3));
+    // 12 heads over 3 KV heads; the three phantom ones at the end.
+    let config_path = naive.path().join("config.json");
+    let text = std::fs::read_to_string(&config_path).unwrap();
+    let text = text.replace("\"num_attention_heads\":9", "\"num_attention_heads\":12,\"head_dim\":64");
+    std::fs::write(&config_path, text).unwrap();
+    pad_at_the_end(naive.path());
+    let shifted = runner_in(naive.path(), &options(&[16])).prefill(&ids(11)).unwrap();
+    let difference = |a: &[bf16], b: &[bf16]| {
+        let (mut error, mut norm) = (0.0, 0.0);
+        for (a, b) in a.iter().zip(b) {
+            error += (a.to_f32() - b.to_f32()).powi(2);
+            norm += b.to_f32().powi(2);
+        }
+        (error / norm).sqrt()
+    };
+    assert!(difference(&shifted, &plain) > 0.01, "{}", difference(&shifted, &plain));
+}
+
+/// Appends 3 * 64 zero rows to each q_proj and zero columns to each o_proj.
+fn pad_at_the_end(dir: &Path) {
+    let path = dir.join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = stored
+        .iter()
+        .map(|(name, view)| {
+            let (rows, cols) = (view.shape()[0], view.shape().get(1).copied().unwrap_or(1));
+            let mut data = view.data().to_vec();
+            let mut shape = view.shape().to_vec();
+            if name.ends_with("q_proj.weight") {
+                data.resize((rows + 192) * cols * 2, 0);
+                shape[0] += 192;
+            } else if name.ends_with("o_proj.weight") {
+                data = view.data().chunks(cols * 2).flat_map(|r| [r, &[0; 384]].concat()).collect();
+                shape[1] += 192;
+            }
+            (name.to_owned(), shape, data)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, data)| {
+        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::BF16, shape.clone(), data).unwrap();
+        (name.as_str(), view)
+    });
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+}
+
+/// Both lowerings of a bias compute one function: they differ by rounding, not by more.
+#[test]
+fn a_bias_on_the_host_behind_rope_is_the_same_function() {
+    let mut host = options(&[16]);
+    host.plan.bias = BiasLowering::Host;
+    let run = |options: &RunnerOptions| {
+        let mut r = runner("tiny_qwen2", options);
+        r.prefill(&ids(11)).unwrap();
+        r.decode_step(7, 11).unwrap()
+    };
+    let (device, host) = (run(&options(&[16])), run(&host));
+    let norm: f32 = device.iter().map(|x| x.to_f32().powi(2)).sum();
+    let error: f32 = device.iter().zip(&host).map(|(a, b)| (a.to_f32() - b.to_f32()).powi(2)).sum();
+    let distance = (error / norm).sqrt();
+    assert!(distance > 0.0 && distance < 0.02, "{distance}");
 }

@@ -1,0 +1,115 @@
+//! The cases of a phase as a suite: every fixture's, whether its checkpoint is here or not.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::Failed;
+
+use super::numbers::differences;
+use super::{Availability, Case, Cx, DeviceLabel, Numbers, Suite};
+use crate::error::{Error, Result};
+use crate::phase::{self, Finding, Outline, Run, progress};
+use crate::settings;
+
+/// A phase's cases for one model.
+pub type CasesOf = fn(&Outline) -> Vec<phase::Case>;
+
+/// The `main` of `tests/<phase>.rs`: `cases` of every fixture, and the `documented` cases of `document` if it has one.
+pub fn main(phase: &'static str, cases: CasesOf, document: Option<&'static str>) -> ExitCode {
+    match suite(phase, cases, document) {
+        Ok(suite) => suite.run(),
+        Err(error) => {
+            eprintln!("{phase}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) -> Result<Suite> {
+    let mut suite = Suite::new(phase);
+    for device in DeviceLabel::ALL {
+        let there = match phase::bench::unavailable(device.label()) {
+            Some(error) => Availability::Missing(error.to_string()),
+            None => Availability::Available,
+        };
+        suite.device(device, there);
+    }
+    for outline in Outline::all()? {
+        let there = match &outline.missing {
+            Some(why) => Availability::Missing(why.clone()),
+            None => Availability::Available,
+        };
+        suite.model(&outline.name, there);
+        let cases = cases(&outline);
+        if let Some(document) = document {
+            let baselines = cases.iter().filter(|c| c.baseline).map(|c| c.name.clone()).collect();
+            suite.case(documented(phase, document, &outline.name, baselines));
+        }
+        for case in cases {
+            suite.case(adapt(case));
+        }
+    }
+    Ok(suite)
+}
+
+fn adapt(case: phase::Case) -> Case {
+    let phase::Case { name, model, baseline, run } = case;
+    let adapted = match run {
+        Run::Static(run) => Case::new(name, move |cx| judge(cx, run().map_err(failed)?)).without_device(),
+        Run::OnDevice(run) => Case::new(name, move |cx| judge(cx, run(cx.device()?.label()).map_err(failed)?)),
+    };
+    let adapted = adapted.needs(model);
+    if baseline { adapted.with_baseline() } else { adapted }
+}
+
+/// The verdict first; the figures only of a pass.
+fn judge(cx: &Cx, finding: Finding) -> std::result::Result<(), Failed> {
+    for warning in finding.verdict.warnings() {
+        eprintln!("{}: warning: {warning}", cx.name());
+    }
+    if !finding.verdict.is_pass() {
+        return Err(finding.verdict.to_string().into());
+    }
+    if finding.numbers.is_empty() { Ok(()) } else { cx.baseline(numbers(&finding)) }
+}
+
+fn numbers(finding: &Finding) -> Numbers {
+    finding.numbers.iter().fold(Numbers::new(), |numbers, (name, value)| numbers.number(*name, *value))
+}
+
+fn failed(error: Error) -> Failed {
+    match error {
+        Error::Incomplete { .. } => format!("INCONCLUSIVE: {error}").into(),
+        error => error.to_string().into(),
+    }
+}
+
+/// The progress document is there, and every baseline's figures stand in it within their bands.
+fn documented(phase: &'static str, document: &'static str, model: &str, cases: Vec<String>) -> Case {
+    let (model, cases) = (model.to_owned(), Arc::new(cases));
+    Case::new(format!("documented::{model}"), {
+        let model = model.clone();
+        move |cx| {
+            let device = cx.device()?;
+            let path = progress::path(&settings::root(), &model, device.label(), document);
+            let figures = progress::figures(&path).map_err(failed)?;
+            let mut wrong = vec![];
+            for case in cases.iter() {
+                let Some(stored) = super::baseline::stored(phase, &format!("{case}::{device}")) else {
+                    wrong.push(format!("{case}: no baseline"));
+                    continue;
+                };
+                let documented = figures.get(case).into_iter().flatten();
+                let text = documented.fold(Numbers::new(), |n, (name, value)| n.number(name.clone(), *value));
+                let text = text.render().unwrap_or_default();
+                wrong.extend(differences(&stored, &text).into_iter().map(|line| format!("{case}: {line}")));
+            }
+            if wrong.is_empty() && !cases.is_empty() {
+                return Ok(());
+            }
+            let shown = wrong.iter().take(5).cloned().collect::<Vec<_>>().join("\n  ");
+            Err(format!("{}: {} figures contradict the baselines:\n  {shown}", path.display(), wrong.len()).into())
+        }
+    })
+    .needs(model)
+}

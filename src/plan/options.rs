@@ -1,0 +1,41 @@
+//! What may be asked of a plan beside the model it is for: placements and workarounds.
+
+use crate::error::{Error, Result};
+use crate::model::ModelConfig;
+
+/// Where a bias of q, k and v is added.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum BiasLowering {
+    /// A launch of its own on the device, before RoPE.
+    #[default]
+    Device,
+    /// On the host behind RoPE: `RoPE(q + b) = RoPE(q) + RoPE(b)`.
+    Host,
+}
+
+/// Options of a plan. The default is the plain plan.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct PlanOptions {
+    /// Kernel ids that run on the CPU instead (`attention`, `gemm_bf16` ...).
+    pub host: Vec<String>,
+    pub bias: BiasLowering,
+    /// GQA-aware padding: query heads per KV head after phantom heads are added inside each group.
+    pub pad_gqa: Option<usize>,
+}
+
+impl PlanOptions {
+    /// Query heads per KV head that the plan works with.
+    ///
+    /// Errors: [`Error::Usage`] for a padding that would drop heads.
+    pub fn group(&self, config: &ModelConfig) -> Result<usize> {
+        match self.pad_gqa {
+            None => Ok(config.group()),
+            Some(group) if group >= config.group() => Ok(group),
+            Some(group) => Err(Error::Usage {
+                what: "pad_gqa".into(),
+                found: group.to_string(),
+                expected: format!("at least {}, the model's query heads per KV head", config.group()),
+            }),
+        }
+    }
+}
