@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Failed, FormatSetting, Trial};
 
 use super::baseline;
 use super::case::{Case, Cx};
@@ -236,11 +236,12 @@ impl Trials {
         let cases = chosen.iter().filter(|name| !self.meta.contains(name.as_str())).count();
         let reasons = summary(self.ignored.iter().filter(|ignored| chosen.contains(&ignored.name)));
         let conclusion = libtest_mimic::run(args, self.trials);
+        // The terse list is nextest's, which asks for it before every test.
+        if !(args.list && args.format == Some(FormatSetting::Terse)) {
+            reasons.iter().for_each(|line| eprintln!("{}: {line}", self.phase));
+        }
         if args.list {
             return ExitCode::SUCCESS;
-        }
-        for line in reasons {
-            eprintln!("{}: {line}", self.phase);
         }
         if cases > 0 && self.started.load(Ordering::Relaxed) == 0 && !conclusion.has_failed() {
             eprintln!("{}: {cases} cases chosen, not one could run: nothing was compared", self.phase);

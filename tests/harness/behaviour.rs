@@ -173,6 +173,8 @@ fn ignored_with_its_reason() -> Result<(), Failed> {
     sample.run(&["layer::big::l01"], &[])?.stderr(contains("ignored 1 case: models/big is not there"));
     let env = [(settings::DEVICES, "emu,vnpu")];
     sample.run(&[], &env)?.success().stderr(contains("no virtual NPU here (layer::tiny 3)"));
+    sample.run(&["--list"], &[])?.success().stdout(contains("make model").not()).stderr(line);
+    sample.run(&["--list", "--format", "terse"], &[])?.success().stderr("");
     sample.run(&["--exact", "layer::tiny::l00::emu"], &[])?.success().stderr("");
     Ok(())
 }

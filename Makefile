@@ -1,0 +1,86 @@
+# Thin calls of the binary and of cargo; `make help` lists them.
+
+# The fixture, checkpoint folder or Hugging Face id.
+MODEL ?= tiny_llama
+# Which checkpoint of a manifest that has several: instruct or base. Empty: the model's default.
+VARIANT ?=
+# Prompt set: base, instruct, chat, long or all. Empty: the variant's own.
+PROMPTS ?=
+# The text that `make run` continues.
+PROMPT ?= The capital of France is
+# Tokens to generate. Empty: 100 for run, 20 for profile.
+N_TOKENS ?=
+# emu, vnpu or npu. Empty: emu.
+DEVICE ?=
+# The interpreter for `make fixtures`; its packages are named in fixtures/hf/capture.py.
+PYTHON ?= python3
+CARGO ?= cargo
+
+PHASEGATE = $(CARGO) run --release --quiet --
+DEVICE_OPTION = $(if $(DEVICE),--device $(DEVICE))
+VARIANT_OPTION = $(if $(VARIANT),--variant $(VARIANT))
+COMMON = $(DEVICE_OPTION) $(VARIANT_OPTION)
+SETS = $(COMMON) $(if $(PROMPTS),--prompts $(PROMPTS))
+
+# Passed through the environment, so that no shell reads what a prompt holds.
+export PROMPT
+
+.DEFAULT_GOAL := help
+.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo "variables: MODEL VARIANT PROMPTS PROMPT N_TOKENS DEVICE"
+
+compile: ## build the release binary
+	$(CARGO) build --release
+
+run: ## generate from PROMPT
+	@$(PHASEGATE) run $(MODEL) $(COMMON) --prompt "$$PROMPT" --n-tokens $(or $(N_TOKENS),100)
+
+chat: ## talk with MODEL
+	@$(PHASEGATE) chat $(MODEL) $(COMMON)
+
+verify: ## compare the first 2 prompts with HF, token by token
+	@$(PHASEGATE) verify $(MODEL) $(SETS) --max-prompts 2
+
+verify-full: ## the same for the whole prompt set
+	@$(PHASEGATE) verify $(MODEL) $(SETS)
+
+diagnosis: ## compare one prompt with HF, layer by layer
+	@$(PHASEGATE) diagnosis $(MODEL) $(SETS)
+
+profile: ## time prefill and decode
+	@$(PHASEGATE) profile $(MODEL) $(COMMON) --n-tokens $(or $(N_TOKENS),20)
+
+inspect: ## show config and tensors
+	@$(PHASEGATE) inspect $(MODEL) $(VARIANT_OPTION)
+
+model: ## fetch and convert smollm2_135m into models/
+	@$(PHASEGATE) fetch smollm2_135m
+
+fixtures: ## capture the HF references anew (needs PYTHON with torch and transformers)
+	@set -e; for manifest in fixtures/*/manifest.toml; do \
+		folder=$${manifest%/*}; name=$${folder##*/}; checkpoint=$$folder/checkpoint; \
+		[ -d $$checkpoint ] || checkpoint=models/$$name; \
+		if [ ! -d $$checkpoint ]; then echo "not captured: $$name: $$checkpoint is not there; make model"; continue; fi; \
+		$(PYTHON) fixtures/hf/capture.py $$checkpoint $$folder --name $$name; \
+	done
+
+test: ## every test
+	$(CARGO) test --workspace
+
+check: ## format, lints, every test
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) test --workspace
+
+review: ## look through changed baselines
+	$(CARGO) insta review
+
+bench: ## micro-benchmarks
+	$(CARGO) bench
+
+clean: ## remove what was built, and pending baselines
+	$(CARGO) clean
+	find snapshots -name '*.snap.new' -delete
