@@ -38,17 +38,17 @@ compile: ## build the release binary
 run: ## generate from PROMPT
 	@$(PHASEGATE) run $(MODEL) $(COMMON) --prompt "$$PROMPT" --n-tokens $(or $(N_TOKENS),100)
 
-chat: ## talk with MODEL
-	@$(PHASEGATE) chat $(MODEL) $(COMMON)
+chat: ## talk with MODEL; with CHAT_PROMPT, say that and end
+	@$(PHASEGATE) chat $(MODEL) $(COMMON) $(if $(CHAT_PROMPT),--prompt "$$CHAT_PROMPT")
 
 verify: ## compare the first 2 prompts with HF, token by token
 	@$(PHASEGATE) verify $(MODEL) $(SETS) --max-prompts 2
 
 verify-full: ## the same for the whole prompt set
-	@$(PHASEGATE) verify $(MODEL) $(SETS)
+	@$(PHASEGATE) verify-full $(MODEL) $(SETS)
 
 diagnosis: ## compare one prompt with HF, layer by layer
-	@$(PHASEGATE) diagnosis $(MODEL) $(SETS)
+	@$(PHASEGATE) diagnosis $(MODEL) $(COMMON)
 
 profile: ## time prefill and decode
 	@$(PHASEGATE) profile $(MODEL) $(COMMON) --n-tokens $(or $(N_TOKENS),20)

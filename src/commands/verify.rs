@@ -22,15 +22,15 @@ pub(super) struct VerifyArgs {
     /// Prompt sets (default: the variant's own)
     #[arg(long, value_enum)]
     prompts: Option<Prompts>,
-    /// At most this many prompts
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    max_prompts: usize,
+    /// At most this many prompts (default: all of the sets)
+    #[arg(long, value_name = "N")]
+    max_prompts: Option<usize>,
 }
 
 pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
-    let most = if full || args.report.record { usize::MAX } else { args.max_prompts };
+    let most = args.max_prompts.filter(|_| !full && !args.report.record).unwrap_or(usize::MAX);
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
     let bench = Bench::new(subject.clone(), &args.model.label(), &prompts, args.model.plan()?)?;
     let bar = super::progress_bar::bar(prompts.len() as u64, "verify");

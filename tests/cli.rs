@@ -1,0 +1,202 @@
+//! The binary as its users meet it: bad input gives one clear line and an exit code, never a panic; good input works.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use predicates::prelude::*;
+use predicates::str::contains;
+use rstest::rstest;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn phasegate() -> Command {
+    let mut command = Command::cargo_bin("phasegate").unwrap();
+    command.current_dir(root());
+    command
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// A project root of its own with one fixture, to be damaged.
+fn project(model: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&root().join("prompts"), &dir.path().join("prompts"));
+    copy(&root().join("fixtures").join(model), &dir.path().join("fixtures").join(model));
+    dir
+}
+
+fn checkpoint(project: &Path, model: &str) -> PathBuf {
+    project.join("fixtures").join(model).join("checkpoint")
+}
+
+/// One line on stderr that says `message`, this exit code, nothing on stdout, no panic.
+fn refuses(command: &mut Command, code: i32, message: &str) {
+    let one_line = predicate::function(|text: &str| text.lines().count() == 1);
+    command
+        .assert()
+        .code(code)
+        .stdout("")
+        .stderr(contains(message).and(contains("panicked").not()).and(one_line));
+}
+
+type Damage = fn(&Path);
+
+fn header(dir: &Path, change: impl Fn(String) -> String) {
+    let path = dir.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let text = change(String::from_utf8(bytes[8..8 + len].to_vec()).unwrap());
+    let mut out = (text.len() as u64).to_le_bytes().to_vec();
+    out.extend(text.as_bytes());
+    out.extend(&bytes[8 + len..]);
+    fs::write(path, out).unwrap();
+}
+
+fn rewrite(path: &Path, from: &str, to: &str) {
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.contains(from), "{} does not hold {from}", path.display());
+    fs::write(path, text.replacen(from, to, 1)).unwrap();
+}
+
+#[rstest]
+#[case::missing_shard("tiny_mistral", |d: &Path| fs::remove_file(d.join("model-00003-of-00004.safetensors")).unwrap(), "model-00003-of-00004.safetensors")]
+#[case::missing_weights("tiny_llama", |d: &Path| fs::remove_file(d.join("model.safetensors")).unwrap(), "model.safetensors")]
+#[case::truncated("tiny_llama", |d: &Path| { let p = d.join("model.safetensors"); let b = fs::read(&p).unwrap(); fs::write(&p, &b[..b.len() / 2]).unwrap() }, "model.safetensors")]
+#[case::truncated_header("tiny_llama", |d: &Path| { let p = d.join("model.safetensors"); let b = fs::read(&p).unwrap(); fs::write(&p, &b[..100]).unwrap() }, "model.safetensors")]
+#[case::endless_header("tiny_llama", |d: &Path| { let p = d.join("model.safetensors"); let mut b = fs::read(&p).unwrap(); b[..8].fill(0xff); fs::write(&p, b).unwrap() }, "model.safetensors")]
+#[case::empty_weights("tiny_llama", |d: &Path| fs::write(d.join("model.safetensors"), "").unwrap(), "model.safetensors")]
+#[case::malformed_header("tiny_llama", |d: &Path| header(d, |h| h.replacen('{', "[", 1)), "model.safetensors")]
+#[case::offsets_beyond_the_file("tiny_llama", |d: &Path| header(d, |h| h.replacen("\"data_offsets\":[0,", "\"data_offsets\":[99999999990,", 1)), "model.safetensors")]
+#[case::html_weights("tiny_llama", |d: &Path| fs::write(d.join("model.safetensors"), "<!DOCTYPE html><html><body>401 Unauthorized</body></html>").unwrap(), "model.safetensors")]
+#[case::html_config("tiny_llama", |d: &Path| fs::write(d.join("config.json"), "<html></html>").unwrap(), "config.json")]
+#[case::missing_key("tiny_llama", |d: &Path| rewrite(&d.join("config.json"), "\"hidden_size\": 128,", ""), "hidden_size")]
+#[case::other_size("tiny_llama", |d: &Path| rewrite(&d.join("config.json"), "\"intermediate_size\": 384", "\"intermediate_size\": 385"), "gate_proj")]
+#[case::other_architecture("tiny_llama", |d: &Path| rewrite(&d.join("config.json"), "LlamaForCausalLM", "MixtralForCausalLM"), "MixtralForCausalLM")]
+#[case::missing_tokenizer("tiny_llama", |d: &Path| fs::remove_file(d.join("tokenizer.json")).unwrap(), "tokenizer.json")]
+#[case::garbage_tokenizer("tiny_llama", |d: &Path| fs::write(d.join("tokenizer.json"), "{}").unwrap(), "tokenizer.json")]
+fn a_damaged_checkpoint_is_one_clear_line(#[case] model: &str, #[case] damage: Damage, #[case] message: &str) {
+    let project = project(model);
+    let dir = checkpoint(project.path(), model);
+    damage(&dir);
+    refuses(phasegate().args(["inspect", dir.to_str().unwrap()]), 1, message);
+    refuses(phasegate().args(["verify", model]).env("PHASEGATE_ROOT", project.path()), 1, message);
+}
+
+#[rstest]
+#[case::another_prompt(|p: &Path| rewrite(&p.join("prompts/base.txt"), "France", "Spain"), "capture refused: prompt file base")]
+#[case::another_config(|p: &Path| rewrite(&p.join("fixtures/tiny_llama/checkpoint/config.json"), "\"use_cache\": true", "\"use_cache\": false"), "capture refused: file config.json")]
+#[case::other_weights(|p: &Path| { let f = p.join("fixtures/tiny_llama/checkpoint/model.safetensors"); let mut b = fs::read(&f).unwrap(); let at = b.len() - 1; b[at] ^= 1; fs::write(&f, b).unwrap() }, "capture refused: weights")]
+#[case::another_models_capture(|p: &Path| drop(fs::copy(root().join("fixtures/tiny_mistral/reference.safetensors"), p.join("fixtures/tiny_llama/reference.safetensors")).unwrap()), "reference.safetensors")]
+#[case::damaged_capture(|p: &Path| fs::write(p.join("fixtures/tiny_llama/reference.safetensors"), [0xff; 64]).unwrap(), "reference.safetensors")]
+#[case::bad_manifest(|p: &Path| fs::write(p.join("fixtures/tiny_llama/manifest.toml"), "name = 3").unwrap(), "manifest.toml")]
+fn a_capture_that_does_not_belong_is_refused(#[case] damage: Damage, #[case] message: &str) {
+    let project = project("tiny_llama");
+    damage(project.path());
+    refuses(phasegate().args(["verify", "tiny_llama"]).env("PHASEGATE_ROOT", project.path()), 1, message);
+}
+
+#[test]
+fn a_missing_capture_is_not_run() {
+    let project = project("tiny_llama");
+    fs::remove_file(project.path().join("fixtures/tiny_llama/reference.safetensors")).unwrap();
+    refuses(phasegate().args(["verify", "tiny_llama"]).env("PHASEGATE_ROOT", project.path()), 3, "capture.py");
+}
+
+#[test]
+fn an_empty_prompt_file_fails_phase_0() {
+    let project = project("tiny_llama");
+    fs::write(project.path().join("prompts/base.txt"), "# nothing\n").unwrap();
+    refuses(phasegate().args(["verify", "tiny_llama"]).env("PHASEGATE_ROOT", project.path()), 1, "base");
+}
+
+#[rstest]
+#[case::unknown_model(&["run", "no_such_model"], 64, "unknown model \"no_such_model\"")]
+#[case::unknown_variant(&["run", "tiny_llama", "--variant", "nope"], 64, "nope")]
+#[case::unknown_device(&["run", "tiny_llama", "--device", "gpu"], 64, "unknown device \"gpu\"")]
+#[case::no_npu(&["run", "tiny_llama", "--device", "npu"], 3, "without XRT")]
+#[case::unknown_kernel(&["run", "tiny_llama", "--host", "conv"], 64, "unknown kernel \"conv\"")]
+#[case::no_tokens(&["run", "tiny_llama", "--n-tokens", "0"], 64, "n-tokens")]
+#[case::too_many_tokens(&["run", "tiny_llama", "--n-tokens", "5000"], 64, "max_position_embeddings 2048")]
+#[case::no_prompts(&["verify", "tiny_llama", "--max-prompts", "0"], 64, "prompts")]
+#[case::empty_prompt(&["run", "tiny_mistral", "--prompt", ""], 64, "prompt")]
+#[case::not_a_checkpoint(&["inspect", "src"], 1, "config.json")]
+fn wrong_arguments_are_one_clear_line(#[case] args: &[&str], #[case] code: i32, #[case] message: &str) {
+    refuses(phasegate().args(args), code, message);
+}
+
+#[rstest]
+#[case("PHASEGATE_ISA", "sse", 64)]
+#[case("PHASEGATE_THREADS", "0", 64)]
+#[case("PHASEGATE_THREADS", "many", 64)]
+fn wrong_variables_are_one_clear_line(#[case] name: &str, #[case] value: &str, #[case] code: i32) {
+    refuses(phasegate().args(["run", "tiny_llama"]).env(name, value), code, name);
+}
+
+#[test]
+fn wrong_options_exit_with_64_and_help_with_0() {
+    phasegate().args(["verify", "--no-such-option"]).assert().code(64);
+    phasegate().assert().code(64);
+    phasegate().arg("--help").assert().code(0).stdout(contains("PHASEGATE_ISA"));
+}
+
+#[test]
+fn run_continues_with_paris_and_says_how_fast() {
+    phasegate()
+        .args(["run", "--n-tokens", "8"])
+        .assert()
+        .success()
+        .stdout(contains("The capital of France is Paris").and(contains("TTFT")).and(contains("TPS")));
+}
+
+#[test]
+fn chat_answers_every_line_of_stdin() {
+    let two_replies = predicate::function(|text: &str| text.matches("TTFT").count() == 2);
+    phasegate().args(["chat", "--n-tokens", "4"]).write_stdin("Hello\n\nAgain\n").assert().success().stdout(two_replies);
+}
+
+#[test]
+fn verify_compares_every_step_and_writes_its_reports() {
+    let reports = tempfile::tempdir().unwrap();
+    let output = phasegate()
+        .args(["verify", "tiny_qwen3", "--max-prompts", "2", "--json", "--report-dir", reports.path().to_str().unwrap()])
+        .assert()
+        .success();
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(report["verdict"]["outcome"], "PASS", "{report}");
+    let steps = report["verdict"]["extent"]["compared"]["steps"].as_u64().unwrap();
+    assert!(steps >= 64, "{steps} steps");
+    assert!(reports.path().join("verify-tiny_qwen3-emu.json").exists());
+    let markdown = fs::read_to_string(reports.path().join("verify-tiny_qwen3-emu.md")).unwrap();
+    assert!(markdown.contains("**PASS**"), "{markdown}");
+}
+
+#[test]
+fn diagnosis_shows_every_layer() {
+    phasegate()
+        .args(["diagnosis", "tiny_qwen2"])
+        .assert()
+        .success()
+        .stdout(contains("kernel-first: l00.q_proj_bias").and(contains("03 (after final norm)")));
+}
+
+#[test]
+fn inspect_speaks_json() {
+    let output = phasegate().args(["inspect", "tiny_mistral", "--json"]).assert().success();
+    let shown: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(shown["config"]["architecture"], "mistral");
+    assert_eq!(shown["composition"], "inherits llama's layer");
+}
