@@ -5,13 +5,17 @@
 //! `check` (pure: none of the rooms beside it) · `phase` · `report` · `harness` · `commands`.
 
 pub mod check;
+pub mod commands;
 pub mod compute;
 pub mod device;
 pub mod error;
+pub mod harness;
 pub mod kernel;
 pub mod model;
+pub mod phase;
 pub mod plan;
 pub mod reference;
+pub mod report;
 pub mod runner;
 pub mod settings;
 pub mod tensor;

@@ -6,8 +6,13 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::ModelArgs;
-use super::run::{generate, setup};
+use super::run::{check_room, generate};
+use crate::model::chat_template::Message;
 use crate::phase::Subject;
+use crate::runner::{NpuRunner, RunnerOptions};
+
+/// Units: positions. What a chat sets aside room for, however many the model could do.
+const LONGEST_CONVERSATION: usize = 2048;
 
 #[derive(Args)]
 pub(super) struct ChatArgs {
@@ -23,14 +28,14 @@ pub(super) struct ChatArgs {
 
 pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open(&args.model.model, args.model.variant.as_deref())?;
-    let mut conversation: Vec<(&str, String)> = vec![];
+    let mut conversation: Vec<Message> = vec![];
+    let mut runner = conversation_runner(&subject, &args)?;
     let mut turn = |text: String| -> anyhow::Result<()> {
-        conversation.push(("user", text));
-        let turns: Vec<(&str, &str)> = conversation.iter().map(|(role, text)| (*role, text.as_str())).collect();
-        let (_, ids) = subject.chat_ids(&turns)?;
-        let mut runner = setup(&subject, &args.model, ids.len(), args.n_tokens)?;
+        conversation.push(Message::user(text));
+        let (_, ids) = subject.chat_ids(&conversation)?;
+        check_room(&subject, ids.len(), args.n_tokens)?;
         let reply = generate(&subject, &mut runner, &ids, args.n_tokens, true)?;
-        conversation.push(("assistant", subject.tokenizer.decode(&reply)?));
+        conversation.push(Message::assistant(subject.tokenizer.decode(&reply, true)?));
         Ok(())
     };
     if let Some(text) = args.prompt {
@@ -53,4 +58,13 @@ pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
         prompt()?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A runner for a conversation that grows: set up once, for every prompt length the model has positions for.
+fn conversation_runner(subject: &Subject, args: &ChatArgs) -> anyhow::Result<NpuRunner> {
+    let max = subject.config.max_position_embeddings.min(LONGEST_CONVERSATION);
+    let lengths = (4..=max.ilog2()).map(|power| 1 << power).chain([max]);
+    let mut options = RunnerOptions::for_prompts(lengths, args.n_tokens, max);
+    options.plan = args.model.plan()?;
+    Ok(subject.runner(&args.model.label(), &options)?)
 }

@@ -91,7 +91,7 @@ fn record(args: &DiagnosisArgs, subject: &Subject, bench: &Bench) -> anyhow::Res
         command: format!("phasegate diagnosis {} --device {} --record", args.model.model, args.model.device),
         notes: vec![
             format!("path: {}", phase2::composition(subject)?),
-            format!("capture: {}", subject.capture()?.provenance()),
+            format!("capture: {}", subject.capture()?.provenance().line()),
         ],
         findings,
     };

@@ -15,7 +15,14 @@ pub(super) struct FetchArgs {
 }
 
 pub(super) fn run(args: FetchArgs) -> anyhow::Result<ExitCode> {
-    let dir = fetch::fetch(&args.model, &settings::root())?;
+    let bar = super::progress_bar::bar(1, "fetch");
+    let dir = fetch::fetch(&args.model, &settings::root(), &mut |progress| {
+        bar.set_message(progress.step);
+        bar.set_length(progress.total.max(progress.done));
+        bar.set_position(progress.done);
+    });
+    bar.finish_and_clear();
+    let dir = dir?;
     println!("{}", dir.strip_prefix(settings::root()).unwrap_or(&dir).display());
     Ok(ExitCode::SUCCESS)
 }

@@ -26,7 +26,7 @@ pub(super) fn run(args: InspectArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open(&args.model, args.variant.as_deref())?;
     let accounting = subject.checkpoint.account(&subject.config)?;
     let capture = match subject.capture() {
-        Ok(capture) => format!("belongs to this checkpoint ({})", capture.provenance()),
+        Ok(capture) => format!("belongs to this checkpoint ({})", capture.provenance().line()),
         Err(error) => error.to_string(),
     };
     let composition = phase2::composition(&subject)?.to_string();

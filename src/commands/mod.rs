@@ -87,7 +87,7 @@ impl ModelArgs {
 
     /// Errors: [`Error::Unknown`] for a kernel id that no plan has.
     fn plan(&self) -> Result<PlanOptions> {
-        Ok(PlanOptions { host: self.host.clone() })
+        Ok(PlanOptions { host: self.host.clone(), ..PlanOptions::default() })
     }
 }
 

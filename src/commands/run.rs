@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::ModelArgs;
 use crate::error::Error;
+use crate::model::chat_template::Message;
 use crate::phase::Subject;
 use crate::runner::{NpuRunner, RunnerOptions, argmax, free_run};
 
@@ -31,7 +32,7 @@ pub(super) struct RunArgs {
 
 pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open(&args.model.model, args.model.variant.as_deref())?;
-    let (text, ids) = if args.chat { subject.chat_ids(&[("user", &args.prompt)])? } else { subject.raw_ids(&args.prompt)? };
+    let (text, ids) = if args.chat { subject.chat_ids(&[Message::user(&args.prompt)])? } else { subject.raw_ids(&args.prompt)? };
     if args.n_tokens == 0 {
         let (what, expected) = ("n-tokens".into(), "at least 1".into());
         return Err(Error::Usage { what, found: "0".into(), expected }.into());
@@ -48,18 +49,25 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 ///
 /// Errors: [`Error::Usage`] when that is more than the model has positions.
 pub(super) fn setup(subject: &Subject, model: &ModelArgs, prompt: usize, n_tokens: usize) -> anyhow::Result<NpuRunner> {
-    let max = subject.config.max_position_embeddings;
-    if prompt + n_tokens > max {
-        return Err(Error::Usage {
-            what: "prompt and tokens to generate".into(),
-            found: format!("{prompt} + {n_tokens} positions"),
-            expected: format!("at most max_position_embeddings {max}"),
-        }
-        .into());
-    }
-    let mut options = RunnerOptions::for_prompts([prompt], n_tokens, max);
+    check_room(subject, prompt, n_tokens)?;
+    let mut options = RunnerOptions::for_prompts([prompt], n_tokens, subject.config.max_position_embeddings);
     options.plan = model.plan()?;
     Ok(subject.runner(&model.label(), &options)?)
+}
+
+/// Whether the model has positions for a prompt and its continuation.
+///
+/// Errors: [`Error::Usage`] when it has not, or when there is no prompt at all.
+pub(super) fn check_room(subject: &Subject, prompt: usize, n_tokens: usize) -> Result<(), Error> {
+    let max = subject.config.max_position_embeddings;
+    if prompt > 0 && prompt.saturating_add(n_tokens) <= max {
+        return Ok(());
+    }
+    Err(Error::Usage {
+        what: "prompt and tokens to generate".into(),
+        found: format!("{prompt} + {n_tokens} positions"),
+        expected: format!("a prompt, and at most max_position_embeddings {max} in all"),
+    })
 }
 
 /// Streams a greedy continuation to stdout, the figures to stderr's neighbour line below it; gives the new ids.
@@ -82,9 +90,9 @@ pub(super) fn generate(
             return false;
         }
         tokens.push(id);
-        let shown = stream.push(id).and_then(|text| match text {
-            Some(text) => write!(out, "{text}").and_then(|()| out.flush()).map_err(Error::io("stdout")),
-            None => Ok(()),
+        let shown = stream.push(id).and_then(|text| {
+            let written = write!(out, "{text}").and_then(|()| out.flush());
+            written.map_err(Error::io("stdout"))
         });
         failed = shown.err();
         failed.is_none()
@@ -92,7 +100,7 @@ pub(super) fn generate(
     if let Some(error) = failed {
         return Err(error.into());
     }
-    writeln!(out)?;
+    writeln!(out, "{}", stream.finish()?)?;
     if record.logits.rows().into_iter().last().is_some_and(|row| argmax(&row.to_vec()).is_none()) {
         anyhow::bail!("the logits hold a NaN after {} tokens; nothing after that is text", tokens.len());
     }

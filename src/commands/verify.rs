@@ -54,7 +54,7 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
 /// Errors: [`Error::Usage`] when that is none.
 fn choose(subject: &Subject, chosen: Option<Prompts>, all: bool, most: usize) -> Result<Vec<String>> {
     let sets = if all { Prompts::All } else { chosen.unwrap_or(subject.default_prompts.into()) };
-    let captured = subject.capture()?.prompts().iter().filter(|p| sets.includes(p.set));
+    let captured = subject.capture()?.prompts().iter().filter(|p| p.set.parse().is_ok_and(|set| sets.includes(set)));
     let prompts: Vec<String> = captured.map(|p| p.id.clone()).take(most).collect();
     if prompts.is_empty() {
         return Err(Error::Usage {
@@ -152,7 +152,7 @@ fn record(args: &VerifyArgs, subject: &Subject, bench: &Bench) -> Result<()> {
         model: subject.name.clone(),
         device: bench.device().into(),
         command: format!("phasegate verify-full {} --device {} --record", args.model.model, args.model.device),
-        notes: vec![format!("verdict: {verdict}"), format!("capture: {}", subject.capture()?.provenance())],
+        notes: vec![format!("verdict: {verdict}"), format!("capture: {}", subject.capture()?.provenance().line())],
         findings,
     };
     let path = document.write(&settings::root())?;

@@ -7,6 +7,7 @@ use super::{Case, Finding};
 use crate::check::tolerance::at_most;
 use crate::check::{Extent, Verdict};
 use crate::error::{Error, Result};
+use crate::model::chat_template::Message;
 use crate::model::{PromptSet, RopeTable, prompts};
 use crate::reference::noise::Floor;
 use crate::settings;
@@ -140,10 +141,9 @@ fn tokens(subject: &Subject, id: &str) -> Result<Verdict> {
         name: id.into(),
         known: capture.prompts().iter().map(|p| p.id.as_str()).collect::<Vec<_>>().join(", "),
     })?;
-    let set: PromptSet = captured.set.parse()?;
-    let ours = prompts::find(&settings::root(), set, id)?;
+    let (set, ours) = prompt_line(id)?;
     let (rendered, ids) = match set {
-        PromptSet::Chat => subject.chat_ids(&[("user", &ours.text)])?,
+        PromptSet::Chat => subject.chat_ids(&[Message::user(ours.text)])?,
         _ => subject.raw_ids(&ours.text)?,
     };
     let mut failures = vec![];
@@ -155,17 +155,31 @@ fn tokens(subject: &Subject, id: &str) -> Result<Verdict> {
         let at = ids.iter().zip(&hf).position(|(a, b)| a != b).unwrap_or(ids.len().min(hf.len()));
         failures.push(format!("{} ids, HF has {}; the first difference is at {at}", ids.len(), hf.len()));
     }
-    if let Some(bos) = subject.config.bos_token_id
-        && ids.iter().take(2).filter(|&&i| i == bos).count() > 1
-    {
-        failures.push(format!("the prompt starts with two BOS tokens ({bos})"));
+    let bos = subject.tokenizer.leading_bos(&ids, &subject.config);
+    if bos > 1 {
+        failures.push(format!("the prompt starts with {bos} BOS tokens"));
     }
     let extent = Extent::new().require("ids", hf.len() as u64).compare("ids", ids.len().min(hf.len()) as u64);
     Ok(Verdict::judge(failures, extent))
 }
 
+/// The line of a prompt file that a captured prompt was made from.
+///
+/// Errors: [`Error::Unknown`] when the files hold no such prompt.
+fn prompt_line(id: &str) -> Result<(PromptSet, prompts::Line)> {
+    let root = settings::root();
+    let unknown = |known: String| Error::Unknown { kind: "prompt", name: id.into(), known };
+    let set = PromptSet::of_id(id).ok_or_else(|| unknown("base_00, instruct_00, chat_00, long_00 ...".into()))?;
+    let mut lines = prompts::read(&set.file(&root))?;
+    let at = prompts::list(&root, set)?.iter().position(|known| known == id);
+    match at.filter(|&at| at < lines.len()) {
+        Some(at) => Ok((set, lines.swap_remove(at))),
+        None => Err(unknown(prompts::list(&root, set)?.join(", "))),
+    }
+}
+
 fn template(subject: &Subject, _: &str) -> Result<Verdict> {
-    let (text, ids) = subject.chat_ids(&[("user", "one"), ("assistant", "two"), ("user", "three")])?;
+    let (text, ids) = subject.chat_ids(&[Message::user("one"), Message::assistant("two"), Message::user("three")])?;
     let complete = ["one", "two", "three"].iter().all(|turn| text.contains(turn)) && !ids.is_empty();
     Ok(one("conversation", (!complete).then(|| format!("a turn is missing in {text:?}"))))
 }
@@ -190,18 +204,18 @@ fn baseline(subject: &Subject, id: &str) -> Result<Verdict> {
     }
     // Mass of HF's own choice at each step: all about uniform is a broken model.
     let uniform = 1.0 / subject.config.vocab_size as f64;
-    let certain = captured.bf16.logits.column(0).iter().zip(&captured.bf16_lse).map(|(&l, &lse)| f64::from(l - lse).exp());
-    let flat = certain.filter(|p| !(*p > 4.0 * uniform)).count();
+    let steps = 0..captured.bf16_lse.len();
+    let mass = |step: usize| f64::from(captured.bf16.logits[[step, 0]] - captured.bf16_lse[step]).exp();
+    let flat = steps.filter(|&step| !(mass(step) > 4.0 * uniform)).count();
     if flat > 0 {
         failures.push(format!("{flat} steps of HF's answer are about uniform"));
     }
     let expects = subject.located.manifest.as_ref().is_some_and(|m| m.expects.iter().any(|e| e == id));
     if expects {
-        let set = PromptSet::of_id(id)?;
-        let prompt = prompts::find(&settings::root(), set, id)?;
+        let (_, prompt) = prompt_line(id)?;
         let until = captured.chosen.iter().position(|t| subject.stop_ids.contains(t)).unwrap_or(captured.chosen.len());
-        let text = subject.tokenizer.decode(&captured.chosen[..until])?;
-        if !prompt.expect.iter().any(|e| text.trim_start().starts_with(e.as_str())) {
+        let text = subject.tokenizer.decode(&captured.chosen[..until], true)?;
+        if !prompts::as_expected(&text, &prompt.expect) {
             failures.push(format!("HF continues with {text:?}, expected {}", prompt.expect.join(" or ")));
         }
     }

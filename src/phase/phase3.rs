@@ -79,8 +79,7 @@ pub fn prompt(bench: &Bench, id: &str) -> Result<PromptFinding> {
     let record = bench.record(id)?;
     let logits = tensor::to_f32(record.logits.view());
     let token_set = TokenSet::compare(&capture.chosen, capture.bf16.ids.view(), logits.view())?;
-    let hf = HfTop { ids: capture.bf16.ids.view(), logits: capture.bf16_top_logits.view() };
-    let agreement = Agreement::compare(&hf, logits.view())?;
+    let agreement = Agreement::compare(&capture.hf_top(), logits.view())?;
     let truth = capture.truth();
     let kl = Kl::measure(&truth, &AtTruth::gather(truth.ids, logits.view())?)?;
     let floor = Kl::measure(&truth, &capture.bf16_at_truth())?;

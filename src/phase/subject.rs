@@ -8,7 +8,9 @@ use super::bench;
 use crate::check::token_set::STEPS;
 use crate::error::{Error, Result};
 use crate::model::{
-    self, Checkpoint, Coverage, Located, Manifest, ModelConfig, PromptSet, Tokenizer, chat_template::ChatTemplate, prompts,
+    self, Checkpoint, Coverage, Located, Manifest, ModelConfig, PromptSet, Tokenizer,
+    chat_template::{ChatTemplate, Message},
+    hashes::sha256_file,
 };
 use crate::reference::{Capture, Identity, Lens};
 use crate::runner::{NpuRunner, RunnerOptions};
@@ -95,7 +97,7 @@ impl Subject {
         let checkpoint = Arc::new(Checkpoint::open(&dir)?);
         checkpoint.account(&config)?;
         let tokenizer = Tokenizer::open(&dir)?;
-        let stop_ids = tokenizer.stop_ids(&config)?;
+        let stop_ids = tokenizer.stop_ids(&dir, &config)?;
         Ok(Subject {
             name: located.name.clone(),
             default_prompts: located.default_prompts,
@@ -153,7 +155,7 @@ impl Subject {
         Ok(Identity {
             weights_sha256: self.checkpoint.tensor_hashes()?,
             files_sha256: self.checkpoint.side_file_hashes()?,
-            prompts_sha256: prompts::file_hashes(root)?,
+            prompts_sha256: prompt_hashes(root)?,
         })
     }
 
@@ -182,7 +184,11 @@ impl Subject {
         if let Some(template) = self.template.get() {
             return Ok(template);
         }
-        let template = ChatTemplate::open(&self.located.checkpoint_dir)?;
+        let dir = &self.located.checkpoint_dir;
+        let template = ChatTemplate::open(dir)?.ok_or_else(|| Error::Unavailable {
+            what: format!("chat template of {}", self.name),
+            why: format!("neither chat_template.jinja nor tokenizer_config.json in {} has one", dir.display()),
+        })?;
         Ok(self.template.get_or_init(|| template))
     }
 
@@ -191,9 +197,9 @@ impl Subject {
         Ok((text.to_owned(), self.tokenizer.encode(text, true)?))
     }
 
-    /// A conversation (role, text) rendered through the template with the generation prompt, and its ids.
-    pub fn chat_ids(&self, turns: &[(&str, &str)]) -> Result<(String, Vec<u32>)> {
-        let text = self.template()?.render(turns, true)?;
+    /// A conversation rendered through the template with the generation prompt, and its ids.
+    pub fn chat_ids(&self, turns: &[Message]) -> Result<(String, Vec<u32>)> {
+        let text = self.template()?.render(&self.tokenizer, turns, true)?;
         let ids = self.tokenizer.encode(&text, false)?;
         Ok((text, ids))
     }
@@ -224,6 +230,15 @@ impl Subject {
         })
     }
 
-    /// Positions a run of the gates needs beyond a prompt.
+    /// Steps of every gated run. Positions a run of the gates needs beyond a prompt.
     pub const STEPS: usize = STEPS;
+}
+
+/// sha256 of every prompt file, under the capture's keys.
+fn prompt_hashes(root: &Path) -> Result<BTreeMap<String, String>> {
+    let mut hashes = BTreeMap::new();
+    for set in PromptSet::ALL {
+        hashes.insert(set.file_key().to_owned(), sha256_file(&set.file(root))?);
+    }
+    Ok(hashes)
 }
