@@ -109,16 +109,16 @@ pub enum Flag {
 
 /// Cliffs and floors of the whole cosine and of the least per-position cosine, both against HF's bf16.
 pub fn flags(layers: &[Layer]) -> Vec<Flag> {
-    let figures: [(&'static str, fn(&Layer) -> f64); 2] =
-        [("cosine", |l| l.vs_bf16.cosine), ("min cosine", |l| l.vs_bf16.positions.min)];
     let mut flags = Vec::new();
-    for (figure, of) in figures {
-        flags.extend(layers.windows(2).filter_map(|pair| {
-            let (from, to) = (of(&pair[0]), of(&pair[1]));
-            (from - to > CLIFF).then_some(Flag::Cliff { layer: pair[1].layer, figure, from, to })
+    for (figure, values) in [
+        ("cosine", layers.iter().map(|l| l.vs_bf16.cosine).collect::<Vec<f64>>()),
+        ("min cosine", layers.iter().map(|l| l.vs_bf16.positions.min).collect()),
+    ] {
+        flags.extend(values.windows(2).zip(layers.iter().skip(1)).filter_map(|(pair, layer)| {
+            let (layer, from, to) = (layer.layer, pair[0], pair[1]);
+            (from - to > CLIFF).then_some(Flag::Cliff { layer, figure, from, to })
         }));
-        flags.extend(layers.iter().filter_map(|layer| {
-            let value = of(layer);
+        flags.extend(values.iter().zip(layers).filter_map(|(&value, layer)| {
             (value < FLOOR).then_some(Flag::Floor { layer: layer.layer, figure, value })
         }));
     }

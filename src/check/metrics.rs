@@ -10,10 +10,10 @@ use crate::error::Result;
 pub const REL_FLOOR: f64 = 1e-6;
 
 /// Elements per partial sum. Partial sums are added in order, so the figures do not depend on who computed them.
-const CHUNK: usize = 1 << 14;
+const CHUNK: usize = 1 << 11;
 
 /// Partial sums kept apart inside a chunk, for the vector unit.
-const LANES: usize = 4;
+pub(super) const LANES: usize = 4;
 
 /// How far `device` is from `reference`. With d, r the elements and e = d - r:
 ///
@@ -113,6 +113,20 @@ pub(super) fn sqnr_db(nmse: f64) -> f64 {
     if nmse == 0.0 { f64::INFINITY } else { -10.0 * nmse.log10() }
 }
 
+/// Calls `take` with lane, d and r for every pair.
+#[inline(always)]
+pub(super) fn by_lanes(d: &[f32], r: &[f32], mut take: impl FnMut(usize, f64, f64)) {
+    let ((d_lanes, d_rest), (r_lanes, r_rest)) = (d.as_chunks::<LANES>(), r.as_chunks::<LANES>());
+    for (d, r) in d_lanes.iter().zip(r_lanes) {
+        for i in 0..LANES {
+            take(i, f64::from(d[i]), f64::from(r[i]));
+        }
+    }
+    for (i, (&d, &r)) in d_rest.iter().zip(r_rest).enumerate() {
+        take(i, f64::from(d), f64::from(r));
+    }
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     dd: f64,
@@ -127,38 +141,42 @@ struct Sums {
 }
 
 impl Sums {
+    /// Two loops, so that the sums of each fit the vector registers; a chunk stays in the first cache between them.
     fn of(d: &[f32], r: &[f32]) -> Sums {
-        let mut lanes = [Sums::default(); LANES];
-        let (d_chunks, r_chunks) = (d.chunks_exact(LANES), r.chunks_exact(LANES));
-        let (d_rest, r_rest) = (d_chunks.remainder(), r_chunks.remainder());
-        for (d, r) in d_chunks.zip(r_chunks) {
-            for (lane, (&d, &r)) in lanes.iter_mut().zip(d.iter().zip(r)) {
-                lane.take(d, r);
-            }
-        }
-        for (lane, (&d, &r)) in lanes.iter_mut().zip(d_rest.iter().zip(r_rest)) {
-            lane.take(d, r);
-        }
         let mut sums = Sums::default();
-        lanes.iter().for_each(|lane| sums.add(lane));
+        sums.take_squares(d, r);
+        sums.take_absolutes(d, r);
         sums
     }
 
-    #[inline(always)]
-    fn take(&mut self, d: f32, r: f32) {
-        let (d, r) = (f64::from(d), f64::from(r));
-        let e = d - r;
-        let (abs_e, abs_r) = (e.abs(), r.abs());
-        let rel = abs_e / if abs_r > REL_FLOOR { abs_r } else { REL_FLOOR };
-        self.dd += d * d;
-        self.rr += r * r;
-        self.dr += d * r;
-        self.ee += e * e;
-        self.e += e;
-        self.abs_e += abs_e;
-        self.abs_r += abs_r;
-        self.max_abs = if abs_e > self.max_abs { abs_e } else { self.max_abs };
-        self.max_rel = if rel > self.max_rel { rel } else { self.max_rel };
+    fn take_squares(&mut self, d: &[f32], r: &[f32]) {
+        let (mut dd, mut rr, mut dr, mut ee) = ([0.0; LANES], [0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        by_lanes(d, r, |i, d, r| {
+            let e = d - r;
+            dd[i] += d * d;
+            rr[i] += r * r;
+            dr[i] += d * r;
+            ee[i] += e * e;
+        });
+        [self.dd, self.rr, self.dr, self.ee] = [dd, rr, dr, ee].map(|lanes| lanes.iter().sum());
+    }
+
+    fn take_absolutes(&mut self, d: &[f32], r: &[f32]) {
+        let (mut sum, mut abs_e, mut abs_r) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
+        let (mut max_abs, mut max_rel) = ([0.0; LANES], [0.0; LANES]);
+        by_lanes(d, r, |i, d, r| {
+            let e = d - r;
+            let (abs, scale) = (e.abs(), r.abs());
+            let rel = abs / if scale > REL_FLOOR { scale } else { REL_FLOOR };
+            sum[i] += e;
+            abs_e[i] += abs;
+            abs_r[i] += scale;
+            max_abs[i] = if abs > max_abs[i] { abs } else { max_abs[i] };
+            max_rel[i] = if rel > max_rel[i] { rel } else { max_rel[i] };
+        });
+        [self.e, self.abs_e, self.abs_r] = [sum, abs_e, abs_r].map(|lanes| lanes.iter().sum());
+        [self.max_abs, self.max_rel] =
+            [max_abs, max_rel].map(|lanes: [f64; LANES]| lanes.iter().copied().fold(0.0, f64::max));
     }
 
     fn add(&mut self, other: &Sums) {

@@ -4,7 +4,7 @@
 use ndarray::{ArrayView1, ArrayView2};
 use serde::Serialize;
 
-use super::metrics::cosine;
+use super::metrics::{LANES, by_lanes, cosine};
 use super::quantile::{mean, quantile, sorted};
 use super::same_shape;
 use crate::error::Result;
@@ -57,19 +57,15 @@ fn row_cosine(d: ArrayView1<'_, f32>, r: ArrayView1<'_, f32>) -> f64 {
 }
 
 fn slice_cosine(d: &[f32], r: &[f32]) -> f64 {
-    const LANES: usize = 4;
     if d.is_empty() {
         return f64::NAN;
     }
     let (mut dd, mut rr, mut dr) = ([0f64; LANES], [0f64; LANES], [0f64; LANES]);
-    for (d, r) in d.chunks(LANES).zip(r.chunks(LANES)) {
-        for (i, (&d, &r)) in d.iter().zip(r).enumerate() {
-            let (d, r) = (f64::from(d), f64::from(r));
-            dd[i] += d * d;
-            rr[i] += r * r;
-            dr[i] += d * r;
-        }
-    }
+    by_lanes(d, r, |i, d, r| {
+        dd[i] += d * d;
+        rr[i] += r * r;
+        dr[i] += d * r;
+    });
     let sum = |x: [f64; LANES]| x.iter().sum::<f64>();
     let (dd, rr) = (sum(dd), sum(rr));
     if (dd + rr).is_finite() { cosine(dd, rr, sum(dr)) } else { f64::NAN }

@@ -13,6 +13,10 @@ mod prompt;
 mod schema;
 mod sound;
 
+#[cfg(test)]
+mod made;
+#[cfg(test)]
+mod tests;
 
 pub use capture::{Capture, Nll, Rope};
 pub use identity::Identity;
