@@ -30,7 +30,7 @@ impl Coverage {
                 None if value.is_null() => self.irrelevant.push((name, "null means absent".into())),
                 None => match irrelevant(key) {
                     Some(reason) => self.irrelevant.push((name, reason.into())),
-                    None if let Some(part) = computation(key) => {
+                    None if let Some(part) = computation(&name) => {
                         let why = format!("an unknown key that seems to belong to a computation ({part})");
                         return Err(keys.refused(key, value, why));
                     }
