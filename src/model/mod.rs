@@ -15,6 +15,9 @@ pub mod prompts;
 pub mod safetensors_file;
 pub mod tokenizer;
 
+#[cfg(test)]
+mod tests;
+
 pub use checkpoint::{Accounting, Checkpoint};
 pub use config::{Architecture, Coverage, Difference, ModelConfig, TensorSpec};
 pub use config::rope::{RopeKind, RopeParameters, RopeTable};
