@@ -19,8 +19,8 @@ pub mod tokenizer;
 mod tests;
 
 pub use checkpoint::{Accounting, Checkpoint};
-pub use config::{Architecture, Coverage, Difference, ModelConfig, TensorSpec};
 pub use config::rope::{RopeKind, RopeParameters, RopeTable};
+pub use config::{Architecture, Coverage, Difference, ModelConfig, TensorSpec};
 pub use locate::{Located, locate};
 pub use manifest::{Manifest, Variant, fixtures};
 pub use prompts::{Prompt, PromptSet};

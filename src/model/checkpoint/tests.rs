@@ -40,7 +40,11 @@ type Tensors = BTreeMap<String, Made>;
 
 fn made(dtype: Dtype, shape: &[usize], seed: u8) -> Made {
     let n: usize = shape.iter().product::<usize>() * dtype.bitsize() / 8;
-    Made { dtype, shape: shape.into(), data: (0..n).map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed) & 0x3f).collect() }
+    Made {
+        dtype,
+        shape: shape.into(),
+        data: (0..n).map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed) & 0x3f).collect(),
+    }
 }
 
 fn config(tied: bool) -> ModelConfig {
@@ -152,14 +156,29 @@ fn with_header(header: &str, data: usize) -> Vec<u8> {
 #[case::gguf(b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0".to_vec(), "a GGUF file")]
 #[case::not_json(with_header("hello", 0), "not the JSON of safetensors")]
 #[case::not_utf8([&2u64.to_le_bytes()[..], &[0xc3, 0x28]].concat(), "not UTF-8")]
-#[case::truncated(with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}}"#, 4), "do not end where the file does")]
+#[case::truncated(
+    with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}}"#, 4),
+    "do not end where the file does"
+)]
 #[case::trailing(with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}}"#, 9), "trailing bytes")]
-#[case::beyond(with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[1000000,1000008]}}"#, 8), "tensor a: data_offsets")]
+#[case::beyond(
+    with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[1000000,1000008]}}"#, 8),
+    "tensor a: data_offsets"
+)]
 #[case::overlap(with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[4,12]}}"#, 12), "tensor b: data_offsets overlap")]
 #[case::backwards(with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[8,0]}}"#, 8), "data_offsets")]
-#[case::wrong_size(with_header(r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}"#, 8), "do not span shape times dtype")]
-#[case::overflow(with_header(r#"{"a":{"dtype":"F32","shape":[4611686018427387904,16],"data_offsets":[0,8]}}"#, 8), "a tensor's shape overflows")]
-#[case::unknown_dtype(with_header(r#"{"a":{"dtype":"Q4","shape":[4],"data_offsets":[0,8]}}"#, 8), "not the JSON of safetensors")]
+#[case::wrong_size(
+    with_header(r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}"#, 8),
+    "do not span shape times dtype"
+)]
+#[case::overflow(
+    with_header(r#"{"a":{"dtype":"F32","shape":[4611686018427387904,16],"data_offsets":[0,8]}}"#, 8),
+    "a tensor's shape overflows"
+)]
+#[case::unknown_dtype(
+    with_header(r#"{"a":{"dtype":"Q4","shape":[4],"data_offsets":[0,8]}}"#, 8),
+    "not the JSON of safetensors"
+)]
 fn foreign_and_damaged_files(#[case] bytes: Vec<u8>, #[case] expected: &str) {
     let dir = TempDir::new().expect("a folder");
     fs::write(dir.path().join("model.safetensors"), &bytes).expect("written");
@@ -252,12 +271,15 @@ fn a_tensor_in_two_files() {
     let mut tensors = Tensors::new();
     for (n, t) in SafetensorsFile::open(&first).expect("opens").tensors() {
         let all = SafetensorsFile::open(&first).expect("opens");
-        tensors.insert(n.clone(), Made { dtype: t.dtype, shape: t.shape.clone(), data: all.bytes(n).expect("bytes").to_vec() });
+        tensors.insert(
+            n.clone(),
+            Made { dtype: t.dtype, shape: t.shape.clone(), data: all.bytes(n).expect("bytes").to_vec() },
+        );
     }
     tensors.insert(name.clone(), twin.clone());
     write(dir.path(), "model-00001-of-00002.safetensors", &tensors);
     let accounting = open_and_account(dir.path(), false).expect("the same twice");
-    assert_eq!(accounting.duplicates, [name.clone()]);
+    assert_eq!(accounting.duplicates, std::slice::from_ref(name));
 
     tensors.get_mut(name).expect("the twin").data[0] ^= 1;
     write(dir.path(), "model-00001-of-00002.safetensors", &tensors);
@@ -297,7 +319,10 @@ fn f32_tensor(values: &[f32]) -> Made {
 #[test]
 fn conversion_rounds_to_nearest_even_and_reports_overflow() {
     let mut tensors = sound(false);
-    tensors.insert("model.norm.weight".into(), f32_tensor(&[1.0 + 1.0 / 256.0, -0.0, f32::INFINITY, 3.0, 0.1, 1e-40, 5.0, 6.0]));
+    tensors.insert(
+        "model.norm.weight".into(),
+        f32_tensor(&[1.0 + 1.0 / 256.0, -0.0, f32::INFINITY, 3.0, 0.1, 1e-40, 5.0, 6.0]),
+    );
     let dir = single(&tensors);
     let checkpoint = Checkpoint::open(dir.path()).expect("opens");
     let norm = checkpoint.bf16("model.norm.weight").expect("converts");
@@ -307,7 +332,8 @@ fn conversion_rounds_to_nearest_even_and_reports_overflow() {
 
     tensors.insert("model.norm.weight".into(), f32_tensor(&[0.0, f32::MAX, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]));
     let dir = single(&tensors);
-    let error = Checkpoint::open(dir.path()).expect("opens").bf16("model.norm.weight").expect_err("overflows").to_string();
+    let error =
+        Checkpoint::open(dir.path()).expect("opens").bf16("model.norm.weight").expect_err("overflows").to_string();
     assert!(error.contains("at element 1, expected a value within bf16's range"), "{error}");
 }
 

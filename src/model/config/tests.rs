@@ -261,7 +261,10 @@ fn tensors_of_each_family() {
     let config = ok("qwen3", json!({"num_key_value_heads": 2}));
     assert_eq!((config.q_dim(), config.kv_dim(), config.group()), (1024, 256, 4));
     let q = config.tensors().into_iter().find(|t| t.part == "q_proj").expect("a q_proj");
-    assert_eq!((q.name.as_str(), q.shape, q.layer), ("model.layers.0.self_attn.q_proj.weight", vec![1024, 128], Some(0)));
+    assert_eq!(
+        (q.name.as_str(), q.shape, q.layer),
+        ("model.layers.0.self_attn.q_proj.weight", vec![1024, 128], Some(0))
+    );
 }
 
 #[test]
@@ -282,7 +285,12 @@ fn differences_to_hf_are_named() {
 /// Rows computed with torch 2.9.1 on HF's own LlamaRotaryEmbedding: llama3, theta 5e5, factor 8, original 256.
 #[test]
 fn llama3_scaling_reaches_every_band() {
-    let kind = RopeKind::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 256 };
+    let kind = RopeKind::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 256,
+    };
     let table = RopeTable::from_parts(RopeParameters { rope_theta: 5e5, kind }, 64, 2048);
     let (scaled, plain) = (table.inv_freq(1), table.unscaled().inv_freq(1));
     assert_eq!(scaled[0], plain[0]);
@@ -314,7 +322,11 @@ fn powers_are_torchs() {
         let mut words = line.split(' ');
         let mut next = || words.next().expect("three words");
         let (base, exponent): (f32, f32) = (next().parse().expect("a base"), next().parse().expect("an exponent"));
-        assert_eq!(super::sleef::powf(base, exponent).to_bits(), u32::from_str_radix(next(), 16).expect("bits"), "{line}");
+        assert_eq!(
+            super::sleef::powf(base, exponent).to_bits(),
+            u32::from_str_radix(next(), 16).expect("bits"),
+            "{line}"
+        );
     }
 }
 
@@ -333,7 +345,12 @@ fn any_json() -> impl Strategy<Value = Value> {
         Just(json!(2)),
         Just(json!(1.0)),
     ];
-    let key = prop_oneof!["[a-z_]{1,12}", Just("factor".to_owned()), Just("rope_type".to_owned()), Just("rope_theta".to_owned())];
+    let key = prop_oneof![
+        "[a-z_]{1,12}",
+        Just("factor".to_owned()),
+        Just("rope_type".to_owned()),
+        Just("rope_theta".to_owned())
+    ];
     leaf.prop_recursive(3, 24, 6, move |inner| {
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
@@ -343,9 +360,28 @@ fn any_json() -> impl Strategy<Value = Value> {
 }
 
 const KEYS: &[&str] = &[
-    "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rope_parameters", "rope_scaling",
-    "rope_theta", "rms_norm_eps", "eos_token_id", "bos_token_id", "layer_types", "sliding_window", "architectures", "model_type",
-    "text_config", "dtype", "torch_dtype", "hidden_act", "tie_word_embeddings", "max_window_layers", "quantization_config",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "rms_norm_eps",
+    "eos_token_id",
+    "bos_token_id",
+    "layer_types",
+    "sliding_window",
+    "architectures",
+    "model_type",
+    "text_config",
+    "dtype",
+    "torch_dtype",
+    "hidden_act",
+    "tie_word_embeddings",
+    "max_window_layers",
+    "quantization_config",
 ];
 
 proptest! {
