@@ -38,7 +38,7 @@ impl Message {
 
     fn value(&self) -> Value {
         let field = |name: &str, text: &str| (name.to_owned(), Value::from(text));
-        Value::from(BTreeMap::from([field("role", &self.role), field("content", &self.content)]))
+        [field("role", &self.role), field("content", &self.content)].into_iter().collect()
     }
 
     pub fn assistant(content: impl Into<String>) -> Message {

@@ -138,7 +138,10 @@ impl<'a> HfId<'a> {
 
     /// The snapshot folder in the local cache: a branch by its ref, or a commit by its hash.
     fn find(&self) -> Option<PathBuf> {
-        let cache = cache();
+        self.find_in(&cache())
+    }
+
+    fn find_in(&self, cache: &Cache) -> Option<PathBuf> {
         let revision = self.revision.unwrap_or("main").to_owned();
         let repo = Repo::with_revision(self.repo.to_owned(), RepoType::Model, revision.clone());
         if let Some(config) = cache.repo(repo).get(CONFIG_FILE) {

@@ -54,7 +54,10 @@ impl Manifest {
         let text = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
         let mut manifest = Self::parse(&path, &text)?;
         if dir.file_name().and_then(|n| n.to_str()) != Some(manifest.name.as_str()) {
-            return Err(Error::malformed(&path, format!("name: found {:?}, expected the folder's name", manifest.name)));
+            return Err(Error::malformed(
+                &path,
+                format!("name: found {:?}, expected the folder's name", manifest.name),
+            ));
         }
         manifest.dir = dir.into();
         Ok(manifest)
@@ -68,7 +71,10 @@ impl Manifest {
         let m: Manifest = toml::from_str(text).map_err(|e| bad(e.to_string().trim().replace('\n', " ")))?;
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         if m.name.is_empty() || !m.name.chars().all(plain) {
-            return Err(bad(format!("name: found {:?}, expected letters a-z, digits and _ (it is part of test names)", m.name)));
+            return Err(bad(format!(
+                "name: found {:?}, expected letters a-z, digits and _ (it is part of test names)",
+                m.name
+            )));
         }
         if m.seq_len == 0 {
             return Err(bad("seq_len: found 0, expected a number of positions".into()));

@@ -15,9 +15,12 @@ pub mod prompts;
 pub mod safetensors_file;
 pub mod tokenizer;
 
+#[cfg(test)]
+mod tests;
+
 pub use checkpoint::{Accounting, Checkpoint};
-pub use config::{Architecture, Coverage, Difference, ModelConfig, TensorSpec};
 pub use config::rope::{RopeKind, RopeParameters, RopeTable};
+pub use config::{Architecture, Coverage, Difference, ModelConfig, TensorSpec};
 pub use locate::{Located, locate};
 pub use manifest::{Manifest, Variant, fixtures};
 pub use prompts::{Prompt, PromptSet};

@@ -97,7 +97,12 @@ pub struct Prompt {
 /// written them.
 ///
 /// Errors: those of the file, of the template ([`Error::Unavailable`] where there is none) and of the tokenizer.
-pub fn load(root: &Path, set: PromptSet, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Vec<Prompt>> {
+pub fn load(
+    root: &Path,
+    set: PromptSet,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+) -> Result<Vec<Prompt>> {
     let path = set.file(root);
     let lines = read(&path)?;
     lines.into_iter().enumerate().map(|(i, line)| prompt(set, i, line, tokenizer, template)).collect()

@@ -32,7 +32,8 @@ impl Tokenizer {
         if !path.is_file() {
             for other in ["tokenizer.model", "vocab.json", "tekken.json"] {
                 if dir.join(other).is_file() {
-                    let why = "only tokenizer.json is read; AutoTokenizer.from_pretrained(..).save_pretrained(..) writes one";
+                    let why =
+                        "only tokenizer.json is read; AutoTokenizer.from_pretrained(..).save_pretrained(..) writes one";
                     return Err(Error::Refused { path: dir.into(), what: other.into(), why: why.into() });
                 }
             }

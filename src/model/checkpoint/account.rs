@@ -138,7 +138,8 @@ impl Checkpoint {
     }
 
     fn left_over(&self, name: &str) -> Error {
-        const MARKS: &[&str] = &["qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "absmax", "input_scale"];
+        const MARKS: &[&str] =
+            &["qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "absmax", "input_scale"];
         if let Some(dtype) = self.dtype(name)
             && (small(dtype) || MARKS.iter().any(|m| name.ends_with(m)))
         {

@@ -151,7 +151,8 @@ pub fn owners(shards: &Shards, files: &[SafetensorsFile]) -> Result<(BTreeMap<St
             if first == i {
                 continue;
             }
-            let same = files[first].tensors().get(name).is_some_and(|t| (t.dtype, &t.shape) == (tensor.dtype, &tensor.shape));
+            let same =
+                files[first].tensors().get(name).is_some_and(|t| (t.dtype, &t.shape) == (tensor.dtype, &tensor.shape));
             if !same || files[first].bytes(name) != file.bytes(name) {
                 return Err(Error::Tensor {
                     path: file.path().into(),
@@ -171,7 +172,8 @@ pub fn owners(shards: &Shards, files: &[SafetensorsFile]) -> Result<(BTreeMap<St
 /// Errors: [`Error::Tensor`] where there is none or more than one.
 pub fn prefix(dir: &Path, owner: &BTreeMap<String, usize>) -> Result<Prefix> {
     const EMBEDDING: &str = "model.embed_tokens.weight";
-    let found: Vec<Prefix> = Prefix::ALL.into_iter().filter(|p| owner.contains_key(p.stored(EMBEDDING).as_ref())).collect();
+    let found: Vec<Prefix> =
+        Prefix::ALL.into_iter().filter(|p| owner.contains_key(p.stored(EMBEDDING).as_ref())).collect();
     let wrong = |found: String| Error::Tensor {
         path: dir.into(),
         tensor: EMBEDDING.into(),
@@ -184,6 +186,8 @@ pub fn prefix(dir: &Path, owner: &BTreeMap<String, usize>) -> Result<Prefix> {
             None => "no tensors at all".into(),
             Some(first) => format!("{} tensors without one, such as {first}", owner.len()),
         })),
-        more => Err(wrong(more.iter().map(|p| format!("{}embed_tokens.weight", p.text())).collect::<Vec<_>>().join(" and "))),
+        more => Err(wrong(
+            more.iter().map(|p| format!("{}embed_tokens.weight", p.text())).collect::<Vec<_>>().join(" and "),
+        )),
     }
 }

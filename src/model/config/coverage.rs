@@ -30,7 +30,7 @@ impl Coverage {
                 None if value.is_null() => self.irrelevant.push((name, "null means absent".into())),
                 None => match irrelevant(key) {
                     Some(reason) => self.irrelevant.push((name, reason.into())),
-                    None if let Some(part) = computation(key) => {
+                    None if let Some(part) = computation(&name) => {
                         let why = format!("an unknown key that seems to belong to a computation ({part})");
                         return Err(keys.refused(key, value, why));
                     }
@@ -91,7 +91,10 @@ pub const IRRELEVANT: &[(&str, &[&str])] = &[
             "chunk_size_feed_forward",
         ],
     ),
-    ("selects what HF returns", &["return_dict", "use_return_dict", "output_attentions", "output_hidden_states", "tie_last_hidden_states"]),
+    (
+        "selects what HF returns",
+        &["return_dict", "use_return_dict", "output_attentions", "output_hidden_states", "tie_last_hidden_states"],
+    ),
     ("HF no longer applies it: the sum is the same but for rounding", &["pretraining_tp"]),
     (
         "provenance",
@@ -111,9 +114,28 @@ pub const IRRELEVANT: &[(&str, &[&str])] = &[
             "custom_pipelines",
         ],
     ),
-    ("concerns the tokenizer or padding; pad positions never influence a logit", &["pad_token_id", "pad_token", "sep_token_id", "cls_token_id", "unk_token_id", "mask_token_id", "tokenizer_class", "model_max_length", "prefix"]),
-    ("classification heads only", &["id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "classifier_dropout"]),
-    ("encoder-decoder models only", &["decoder_start_token_id", "tie_encoder_decoder", "cross_attention_hidden_size", "is_decoder"]),
+    (
+        "concerns the tokenizer or padding; pad positions never influence a logit",
+        &[
+            "pad_token_id",
+            "pad_token",
+            "sep_token_id",
+            "cls_token_id",
+            "unk_token_id",
+            "mask_token_id",
+            "tokenizer_class",
+            "model_max_length",
+            "prefix",
+        ],
+    ),
+    (
+        "classification heads only",
+        &["id2label", "label2id", "num_labels", "problem_type", "task_specific_params", "classifier_dropout"],
+    ),
+    (
+        "encoder-decoder models only",
+        &["decoder_start_token_id", "tie_encoder_decoder", "cross_attention_hidden_size", "is_decoder"],
+    ),
     (
         "sampling; every gate decodes greedily",
         &[
@@ -152,13 +174,22 @@ pub const IRRELEVANT: &[(&str, &[&str])] = &[
 /// Parts of a computation, and the words in a key that betray each.
 const COMPUTATION: &[(&str, &[&str])] = &[
     ("rope", &["rope", "rotary", "mrope", "yarn", "ntk", "position", "positional", "alibi"]),
-    ("attention", &["attn", "attention", "qk", "qkv", "kv", "q", "k", "v", "query", "key", "value", "softmax", "lora", "latent"]),
+    (
+        "attention",
+        &["attn", "attention", "qk", "qkv", "kv", "q", "k", "v", "query", "key", "value", "softmax", "lora", "latent"],
+    ),
     ("norm", &["norm", "layernorm", "rmsnorm", "rms", "eps", "epsilon"]),
     ("activation", &["act", "activation", "gelu", "silu", "swiglu", "glu"]),
     ("head", &["head", "heads", "lm", "logit", "logits", "softcap", "softcapping", "tie", "tied"]),
     ("window", &["window", "sliding", "chunk", "local", "global"]),
     ("experts", &["expert", "experts", "moe", "router", "routed", "shared", "topk", "sparse"]),
-    ("layers", &["layer", "layers", "depth", "residual", "parallel", "mlp", "ffn", "bias", "biases", "conv", "ssm", "mamba", "mtp", "nextn"]),
+    (
+        "layers",
+        &[
+            "layer", "layers", "depth", "residual", "parallel", "mlp", "ffn", "bias", "biases", "conv", "ssm", "mamba",
+            "mtp", "nextn",
+        ],
+    ),
     ("scale", &["scale", "scales", "scaling", "multiplier", "embed", "embedding", "embeddings", "clip", "alpha"]),
     ("quantisation", &["quant", "quantization", "quantized", "compression", "bits", "fp8"]),
 ];

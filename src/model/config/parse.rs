@@ -143,14 +143,18 @@ fn heads(keys: &mut Keys<'_>, family: &Family, hidden_size: usize, architecture:
         return Err(keys.wrong("num_key_value_heads", found, format!("a divisor of num_attention_heads {query}")));
     }
     let stated = keys.size("head_dim", MAX_HEAD_DIM)?.or(family.head_dim);
-    let divides = hidden_size % query == 0;
+    let divides = hidden_size.is_multiple_of(query);
     if !divides && (stated.is_none() || architecture == Architecture::Llama) {
         let expected = format!("a multiple of num_attention_heads {query}");
         return Err(keys.wrong("hidden_size", hidden_size.to_string(), expected));
     }
     let dim = stated.unwrap_or(hidden_size / query);
     if dim % 2 != 0 || dim > MAX_HEAD_DIM {
-        return Err(keys.wrong("head_dim", dim.to_string(), format!("an even number up to {MAX_HEAD_DIM} (RoPE rotates pairs)")));
+        return Err(keys.wrong(
+            "head_dim",
+            dim.to_string(),
+            format!("an even number up to {MAX_HEAD_DIM} (RoPE rotates pairs)"),
+        ));
     }
     if query.saturating_mul(dim) > MAX_WIDTH {
         let found = format!("{query} heads of {dim}");
@@ -204,9 +208,7 @@ fn special(keys: &mut Keys<'_>, key: &str, vocab_size: usize, default: Option<u3
     match keys.slot(key) {
         Slot::Null => Ok(Vec::new()),
         Slot::Absent => Ok(default.into_iter().filter(|&id| (id as usize) < vocab_size).collect()),
-        Slot::Set(v) if key == "bos_token_id" && v.is_array() => {
-            Err(keys.wrong(key, brief(v), "one token id"))
-        }
+        Slot::Set(v) if key == "bos_token_id" && v.is_array() => Err(keys.wrong(key, brief(v), "one token id")),
         Slot::Set(v) => keys.token_ids(key, v, vocab_size),
     }
 }
@@ -268,7 +270,12 @@ struct RopeObject<'a> {
     keys: Keys<'a>,
 }
 
-fn rope_object<'a>(path: &'a Path, name: &str, map: &'a Map<String, Value>, max_positions: usize) -> Result<RopeObject<'a>> {
+fn rope_object<'a>(
+    path: &'a Path,
+    name: &str,
+    map: &'a Map<String, Value>,
+    max_positions: usize,
+) -> Result<RopeObject<'a>> {
     let mut keys = Keys::new(path, &format!("{name}."), map);
     if let Some((layer_type, v)) = map.iter().find(|(_, v)| v.is_object()) {
         return Err(keys.refused(layer_type, v, "RoPE that differs by layer type is out of scope"));

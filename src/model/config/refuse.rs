@@ -108,7 +108,6 @@ fn wrapper(keys: &Keys<'_>) -> Result<()> {
     Err(keys.refused(key, &Value::String(kind(value)), format!("a multimodal wrapper is out of scope; {offer}")))
 }
 
-
 fn kind(v: &Value) -> String {
     v.get("model_type").and_then(Value::as_str).map_or_else(|| "{...}".into(), str::to_owned)
 }
@@ -214,7 +213,8 @@ pub fn window(keys: &mut Keys<'_>, architecture: Architecture, layers: usize) ->
     let window = if present { window } else { Some(4096) };
     match window {
         Some(w) if in_use && !stated && from < layers => {
-            let more = format!("use_sliding_window is true and layers {from} to {} lie beyond max_window_layers", layers - 1);
+            let more =
+                format!("use_sliding_window is true and layers {from} to {} lie beyond max_window_layers", layers - 1);
             Err(keys.refused("sliding_window", &w.into(), why(&more)))
         }
         _ => Ok(()),
@@ -226,7 +226,11 @@ fn layer_types(keys: &mut Keys<'_>, layers: usize) -> Result<()> {
     let Some(v) = keys.value("layer_types") else { return Ok(()) };
     let Some(types) = v.as_array() else { return Err(keys.wrong("layer_types", brief(v), "a list")) };
     if types.len() != layers {
-        return Err(keys.wrong("layer_types", format!("{} entries", types.len()), format!("num_hidden_layers {layers}")));
+        return Err(keys.wrong(
+            "layer_types",
+            format!("{} entries", types.len()),
+            format!("num_hidden_layers {layers}"),
+        ));
     }
     let full = |t: &Value| matches!(t.as_str(), Some("full_attention" | "attention"));
     match types.iter().position(|t| !full(t)) {

@@ -20,10 +20,19 @@ const TORCH_BLOCK: usize = 32;
 #[serde(tag = "rope_type", rename_all = "snake_case")]
 pub enum RopeKind {
     Default,
-    Linear { factor: f64 },
+    Linear {
+        factor: f64,
+    },
     /// NTK scaling: the base grows once the sequence is longer than `max_position_embeddings`.
-    Dynamic { factor: f64 },
-    Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_max_position_embeddings: usize },
+    Dynamic {
+        factor: f64,
+    },
+    Llama3 {
+        factor: f64,
+        low_freq_factor: f64,
+        high_freq_factor: f64,
+        original_max_position_embeddings: usize,
+    },
 }
 
 impl RopeKind {
@@ -136,7 +145,10 @@ impl RopeTable {
         let inv_freq = own.as_deref().unwrap_or(&self.inv_freq);
         let angle = |(row, col): (usize, usize)| f64::from(positions[row] as f32 * inv_freq[col]);
         let shape = (positions.len(), self.head_dim / 2);
-        (Array2::from_shape_fn(shape, |i| angle(i).cos() as f32), Array2::from_shape_fn(shape, |i| angle(i).sin() as f32))
+        (
+            Array2::from_shape_fn(shape, |i| angle(i).cos() as f32),
+            Array2::from_shape_fn(shape, |i| angle(i).sin() as f32),
+        )
     }
 
     /// [`RopeTable::rows`] rounded to bf16, as HF hands them to attention.

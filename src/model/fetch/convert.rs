@@ -120,9 +120,7 @@ fn tokenizer(gguf: &Gguf<'_>, out: &Path) -> Result<()> {
         let wrong = || Error::malformed(&path, format!("{key}: found {id}, expected an id below {}", tokens.len()));
         tokens.get(id).copied().ok_or_else(wrong)
     };
-    let added = |content: &str| {
-        json!({"content": content, "lstrip": false, "normalized": false, "rstrip": false, "single_word": false, "special": true})
-    };
+    let added = |content: &str| json!({"content": content, "lstrip": false, "normalized": false, "rstrip": false, "single_word": false, "special": true});
     let decoder: serde_json::Map<String, Value> = special.iter().map(|(i, s)| (i.to_string(), added(s))).collect();
     let settings = json!({
         "add_prefix_space": false,
@@ -205,7 +203,10 @@ fn hf_name<'a>(path: &Path, name: &'a str) -> Result<(String, &'a str)> {
 /// Shapes: `[heads * head_dim, cols] -> the same`.
 fn unpermute(path: &Path, name: &str, w: &[f32], shape: &[usize], heads: usize) -> Result<Vec<f32>> {
     let [rows, cols] = shape[..] else {
-        return Err(Error::malformed(path, format!("the GGUF's tensor {name}: found shape {shape:?}, expected a matrix")));
+        return Err(Error::malformed(
+            path,
+            format!("the GGUF's tensor {name}: found shape {shape:?}, expected a matrix"),
+        ));
     };
     if heads == 0 || rows % (2 * heads) != 0 {
         return Err(Error::malformed(path, format!("the GGUF's tensor {name}: {rows} rows over {heads} heads")));

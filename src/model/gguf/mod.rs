@@ -236,7 +236,8 @@ impl<'a> Reader<'a> {
     fn string(&mut self) -> Result<String> {
         let n = self.u64()?;
         let bytes = self.take(n)?;
-        String::from_utf8(bytes.to_vec()).map_err(|_| self.bad(format!("at byte {}: a string that is not UTF-8", self.at)))
+        String::from_utf8(bytes.to_vec())
+            .map_err(|_| self.bad(format!("at byte {}: a string that is not UTF-8", self.at)))
     }
 
     fn value(&mut self, kind: u32, depth: u32) -> Result<GgufValue> {
