@@ -4,8 +4,7 @@
 //! means something only as a ratio to the ceiling of the same run. Items are floating-point operations (a multiply-add
 //! is two), bytes are bytes of weights or caches read.
 //!
-//! `cargo bench --bench kernels -- gemv` runs one group; `PHASEGATE_ISA` and `PHASEGATE_THREADS` are not read here: all
-//! cores, best instruction set.
+//! `cargo bench --bench kernels -- gemv` runs one group; `PHASEGATE_ISA` and `PHASEGATE_THREADS` hold as everywhere.
 
 use std::{hint::black_box, sync::LazyLock};
 
@@ -14,17 +13,22 @@ use divan::{
     counter::{BytesCount, ItemsCount},
 };
 use half::bf16;
-use phasegate::compute::{Call, Isa, PackedWeight, Pool};
+use phasegate::{
+    compute::{Call, Isa, PackedWeight, Pool},
+    settings,
+};
 
 fn main() {
     divan::main();
 }
 
-static POOL: LazyLock<Pool> =
-    LazyLock::new(|| Pool::new(std::thread::available_parallelism().map_or(1, |cores| cores.get())));
+static POOL: LazyLock<Pool> = LazyLock::new(|| Pool::new(settings::threads().expect("PHASEGATE_THREADS")));
+
+static ISA: LazyLock<Isa> =
+    LazyLock::new(|| settings::isa().map_or_else(Isa::detect, |name| name.parse().expect("PHASEGATE_ISA")));
 
 fn call() -> Call<'static> {
-    Call { pool: &POOL, isa: Isa::detect() }
+    Call { pool: &POOL, isa: *ISA }
 }
 
 /// Values of order one, all different from their neighbours.

@@ -7,6 +7,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+/// Looks between two offers of the core to others.
+const YIELD: u32 = 64;
+
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     sleepers: AtomicUsize,
@@ -20,11 +23,16 @@ impl Gate {
     /// `open` must read with `SeqCst`, and whoever makes it true must write with `SeqCst` and then call
     /// [`Gate::notify`]: either the sleeper sees the change, or the notifier sees the sleeper.
     pub(super) fn wait(&self, spins: u32, open: impl Fn() -> bool) {
-        for _ in 0..spins {
+        for look in 1..=spins {
             if open() {
                 return;
             }
-            std::hint::spin_loop();
+            if look % YIELD == 0 {
+                // Whoever we wait for may be waiting for this core.
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
         }
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
