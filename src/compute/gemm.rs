@@ -177,7 +177,7 @@ impl Lanewise for GemvShare<'_> {
                 // SAFETY: one row of `k` elements, a panel of `k`, columns cut at `n`.
                 unsafe {
                     multiply::<L, 1, VECS, GEMV_PREFETCH>(l, rows, self.w.panel(p), k, &mut sums);
-                    border.finish(l, 0, 0, sums);
+                    border.finish(l, 0, 0, &sums);
                 }
             }
         }
@@ -204,10 +204,10 @@ impl Border for Store {
         l: L,
         row: usize,
         column: usize,
-        tile: [[L::F; V]; M],
+        tile: &[[L::F; V]; M],
     ) {
-        for (m, vectors) in tile.into_iter().enumerate() {
-            for (v, vector) in vectors.into_iter().enumerate() {
+        for (m, vectors) in tile.iter().enumerate() {
+            for (v, &vector) in vectors.iter().enumerate() {
                 let column = self.column + column + v * LANES;
                 if column >= self.n {
                     continue;

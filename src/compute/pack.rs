@@ -8,7 +8,9 @@
 use half::bf16;
 
 use super::{
+    Isa,
     arena::{self, Region},
+    lanes::{LANES, Lanes, Lanewise},
     pool::Pool,
 };
 
@@ -33,13 +35,14 @@ impl PackedWeight {
         let (panels, panel_len) = (n.div_ceil(PANEL), k.div_ceil(2) * PANEL);
         let region = arena::region(panels * panel_len * size_of::<u32>());
         let start = Panels(region.start().cast::<u32>().as_ptr());
+        let isa = Isa::detect();
         pool.for_each(panels, |p| {
             let columns = PANEL.min(n - p * PANEL);
             // SAFETY: panel `p` lies within the region and is written by this call only; its `columns` rows of `k`
             // elements lie within `rows`.
             unsafe {
                 let panel = start.at(p * panel_len);
-                pack_panel(panel, rows.as_ptr().add(p * PANEL * k), k, columns, k);
+                isa.dispatch(Pack { panel, rows: rows.as_ptr().add(p * PANEL * k), columns, k });
             }
         });
         PackedWeight { n, k, region }
@@ -58,6 +61,12 @@ impl PackedWeight {
     /// Bytes a pass over the weight reads, padding included.
     pub fn bytes(&self) -> usize {
         self.panels() * self.panel_len() * size_of::<u32>()
+    }
+
+    /// The packed memory itself, panel after panel: for hashing and for measuring how fast it can be read.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the region has that many bytes, all written by `pack` and never again.
+        unsafe { std::slice::from_raw_parts(self.region.start().as_ptr(), self.bytes()) }
     }
 
     /// Row `i` of the weight as it was before packing: `[k]`.
@@ -115,36 +124,70 @@ impl Panels {
     }
 }
 
+/// The arguments of [`pack_panel`], for a weight's rows.
+struct Pack {
+    panel: *mut u32,
+    rows: *const bf16,
+    columns: usize,
+    k: usize,
+}
+
+impl Lanewise for Pack {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) {
+        // SAFETY: `pack` makes this of what `pack_panel` asks for.
+        unsafe { pack_panel(l, self.panel, self.rows, self.k, self.columns, self.k) }
+    }
+}
+
 /// Writes one panel: `columns` rows of `k` elements, `stride` apart, and zeros for the rest of the panel.
 ///
 /// # Safety
 /// `panel` is valid for writes of `k.div_ceil(2) * PANEL` u32, `rows` for reads of the rows; `columns <= PANEL`.
-pub(super) unsafe fn pack_panel(panel: *mut u32, rows: *const bf16, stride: usize, columns: usize, k: usize) {
-    for column in columns..PANEL {
-        for pair in 0..k.div_ceil(2) {
-            // SAFETY: `pair` and `column` are within the panel.
-            unsafe { panel.add(pair * PANEL + column).write(0) };
-        }
-    }
+#[inline(always)]
+pub(super) unsafe fn pack_panel<L: Lanes>(
+    l: L,
+    panel: *mut u32,
+    rows: *const bf16,
+    stride: usize,
+    columns: usize,
+    k: usize,
+) {
     // Sixteen pairs are one cache line of a row: go over the rows in such steps, so that lines are read once.
-    for first in (0..k / 2).step_by(16) {
-        for column in 0..columns {
-            for pair in first..(first + 16).min(k / 2) {
-                // SAFETY: element `2 * pair + 1 < k` of row `column`; `pair` and `column` are within the panel.
-                unsafe {
-                    let source = rows.add(column * stride + 2 * pair);
-                    let bits = u32::from((*source).to_bits()) | u32::from((*source.add(1)).to_bits()) << 16;
-                    panel.add(pair * PANEL + column).write(bits);
+    for first in (0..k.div_ceil(2)).step_by(LANES) {
+        for column in (0..PANEL).step_by(LANES) {
+            // SAFETY: sixteen columns and up to sixteen pairs of the panel, and as much of the rows as there is.
+            unsafe {
+                let to = panel.add(first * PANEL + column);
+                let from = rows.wrapping_add(column * stride + 2 * first);
+                if column + LANES <= columns && 2 * (first + LANES) <= k {
+                    l.transpose(from, stride, to, PANEL);
+                } else {
+                    let filled = columns.saturating_sub(column).min(LANES);
+                    pack_edge(to, from, stride, filled, (k - 2 * first).min(2 * LANES));
                 }
             }
         }
     }
-    if k % 2 == 1 {
-        for column in 0..columns {
-            // SAFETY: element `k - 1` of row `column`, and the last pair of the panel.
+}
+
+/// As [`pack_panel`] for up to sixteen columns and pairs: `filled` rows of `len` elements, zeros in the other columns.
+///
+/// # Safety
+/// As [`pack_panel`].
+#[inline(always)]
+unsafe fn pack_edge(to: *mut u32, from: *const bf16, stride: usize, filled: usize, len: usize) {
+    for pair in 0..len.div_ceil(2) {
+        for column in 0..LANES {
+            // SAFETY: elements `2 * pair` and, if there is one, the next of a row that exists.
             unsafe {
-                let last = (*rows.add(column * stride + k - 1)).to_bits();
-                panel.add(k / 2 * PANEL + column).write(u32::from(last));
+                let element = |i: usize| {
+                    let exists = column < filled && i < len;
+                    if exists { u32::from((*from.add(column * stride + i)).to_bits()) } else { 0 }
+                };
+                to.add(pair * PANEL + column).write(element(2 * pair) | element(2 * pair + 1) << 16);
             }
         }
     }

@@ -2,6 +2,8 @@
 //!
 //! Every element has one chain of additions, over the pairs of `k` from front to back, whatever the tile's size: that
 //! is why a row of GEMM equals GEMV and why neither threads nor tails show in a result. May not reorder that chain.
+//!
+//! Loops over the tile are written out, not `array::from_fn`: its closure is compiled without the instruction set.
 
 use half::bf16;
 
@@ -54,7 +56,10 @@ pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const PR
                     l.prefetch(at.wrapping_add(v * LANES + PREFETCH));
                 }
             }
-            let columns: [L::Pairs; V] = std::array::from_fn(|v| l.pairs(at.add(v * LANES)));
+            let mut columns = [l.pairs(at); V];
+            for (v, column) in columns.iter_mut().enumerate().skip(1) {
+                *column = l.pairs(at.add(v * LANES));
+            }
             for (m, sums) in sums.iter_mut().enumerate() {
                 let a = l.pair(rows.first.add(m * rows.stride + 2 * pair));
                 for (sum, &w) in sums.iter_mut().zip(&columns) {
@@ -96,7 +101,7 @@ pub(super) trait Border {
         l: L,
         row: usize,
         column: usize,
-        tile: [[L::F; V]; M],
+        tile: &[[L::F; V]; M],
     );
 }
 
@@ -154,7 +159,7 @@ unsafe fn step<L: Lanes, const M: usize, const V: usize>(
         unsafe {
             let mut tile = border.start::<L, M, V>(l, row, column);
             multiply::<L, M, V, 0>(l, rows.from(row), panel.add(column), k, &mut tile);
-            border.finish(l, row, column, tile);
+            border.finish(l, row, column, &tile);
         }
     }
     M

@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::{Attention, DecodeAttention};
 use crate::compute::{
-    exp::exp,
+    exp::exp2_negative,
     lanes::{LANES, Lanes, Lanewise},
     pack::{PANEL, pack_panel},
     pool::Worker,
@@ -164,7 +164,7 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
             for p in 0..len.div_ceil(PANEL) {
                 let rows = k.add(p * PANEL * task.kv_stride);
                 let columns = PANEL.min(len - p * PANEL);
-                pack_panel(scratch.key_panel(p), rows, task.kv_stride, columns, task.head_dim);
+                pack_panel(l, scratch.key_panel(p), rows, task.kv_stride, columns, task.head_dim);
             }
             pack_values(scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
         };
@@ -205,7 +205,7 @@ impl Block {
     }
 }
 
-/// `scores[r][p] = scale * q[r] · k[p]`, for the panels that a row sees any position of.
+/// `scores[r][p] = log2(e) * scale * q[r] · k[p]` (so that softmax is a power of two), for the panels that a row sees any position of.
 #[inline(always)]
 unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, band: usize, row: usize, count: usize) {
     for p in 0..block.len.div_ceil(PANEL) {
@@ -215,7 +215,7 @@ unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, 
             let at = band * task.band_stride + first * task.row_stride;
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
             let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
-            let border = Scores { scores, scale: task.scale };
+            let border = Scores { scores, scale: task.scale * std::f32::consts::LOG2_E };
             multiply_panel(l, rows, row + count - first, scratch.key_panel(p), PANEL, task.head_dim, &border);
         }
     }
@@ -240,7 +240,10 @@ unsafe fn softmax<L: Lanes>(
         // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities; it has a running maximum.
         unsafe {
             let scores = scratch.scores().add(i * KV_BLOCK);
-            let mut s: [L::F; VECS] = std::array::from_fn(|v| l.load(scores.add(v * LANES)));
+            let mut s = [l.load(scores); VECS];
+            for (v, s) in s.iter_mut().enumerate().skip(1) {
+                *s = l.load(scores.add(v * LANES));
+            }
             if seen < KV_BLOCK {
                 for (v, s) in s.iter_mut().enumerate() {
                     *s = l.keep_first(*s, seen.saturating_sub(v * LANES), f32::NEG_INFINITY);
@@ -258,7 +261,7 @@ unsafe fn softmax<L: Lanes>(
             *running = new;
             let new = l.splat(new);
             for s in &mut s {
-                *s = exp(l, l.sub(*s, new));
+                *s = exp2_negative(l, l.sub(*s, new));
             }
             if seen < KV_BLOCK {
                 for (v, p) in s.iter_mut().enumerate() {
@@ -277,7 +280,7 @@ unsafe fn softmax<L: Lanes>(
     for i in (0..count).step_by(LANES) {
         // SAFETY: the arrays and the scratch are padded to whole vectors.
         unsafe {
-            let factor = exp(l, l.load(shift.as_ptr().add(i)));
+            let factor = exp2_negative(l, l.load(shift.as_ptr().add(i)));
             l.store(scratch.rescale().add(i), factor);
             for (j, &sum) in sums[i..count.min(i + LANES)].iter().enumerate() {
                 let total = scratch.total().add(band * task.rows + row + i + j);

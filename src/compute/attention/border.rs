@@ -25,10 +25,10 @@ impl Border for Scores {
         l: L,
         row: usize,
         column: usize,
-        tile: [[L::F; V]; M],
+        tile: &[[L::F; V]; M],
     ) {
-        for (m, vectors) in tile.into_iter().enumerate() {
-            for (v, vector) in vectors.into_iter().enumerate() {
+        for (m, vectors) in tile.iter().enumerate() {
+            for (v, &vector) in vectors.iter().enumerate() {
                 let at = (row + m) * KV_BLOCK + column + v * LANES;
                 // SAFETY: the scores of the chunk have KV_BLOCK columns, and panels divide it.
                 unsafe { l.store(self.scores.add(at), l.mul(vector, l.splat(self.scale))) };
@@ -52,13 +52,15 @@ impl Border for Contexts {
         row: usize,
         column: usize,
     ) -> [[L::F; V]; M] {
-        std::array::from_fn(|m| {
-            std::array::from_fn(|v| {
+        let mut tile = [[l.splat(0.0); V]; M];
+        for (m, vectors) in tile.iter_mut().enumerate() {
+            for (v, vector) in vectors.iter_mut().enumerate() {
                 let at = (row + m) * self.stride + column + v * LANES;
                 // SAFETY: row `row + m` has a factor and a context, padded to whole panels.
-                unsafe { l.mul(l.load(self.contexts.add(at)), l.splat(*self.rescale.add(row + m))) }
-            })
-        })
+                *vector = unsafe { l.mul(l.load(self.contexts.add(at)), l.splat(*self.rescale.add(row + m))) };
+            }
+        }
+        tile
     }
 
     #[inline(always)]
@@ -67,10 +69,10 @@ impl Border for Contexts {
         l: L,
         row: usize,
         column: usize,
-        tile: [[L::F; V]; M],
+        tile: &[[L::F; V]; M],
     ) {
-        for (m, vectors) in tile.into_iter().enumerate() {
-            for (v, vector) in vectors.into_iter().enumerate() {
+        for (m, vectors) in tile.iter().enumerate() {
+            for (v, &vector) in vectors.iter().enumerate() {
                 let at = (row + m) * self.stride + column + v * LANES;
                 // SAFETY: as in `start`.
                 unsafe { l.store(self.contexts.add(at), vector) };

@@ -58,6 +58,36 @@ fn fold(lanes: Avx2, v: F, f: impl Fn(__m128, __m128) -> __m128) -> f32 {
     })
 }
 
+/// Transposes eight rows of eight pairs, by 32-bit, 64-bit and 128-bit words.
+#[inline(always)]
+unsafe fn transpose_8(_: Avx2, from: *const bf16, from_stride: usize, to: *mut u32, to_stride: usize) {
+    // SAFETY: the caller's, and the proof says that the CPU has the instructions.
+    unsafe {
+        let mut rows = [_mm256_setzero_si256(); 8];
+        for (j, row) in rows.iter_mut().enumerate() {
+            *row = _mm256_loadu_si256(from.add(j * from_stride).cast());
+        }
+        let mut words = rows;
+        for j in (0..8).step_by(2) {
+            words[j] = _mm256_unpacklo_epi32(rows[j], rows[j + 1]);
+            words[j + 1] = _mm256_unpackhi_epi32(rows[j], rows[j + 1]);
+        }
+        let mut quads = rows;
+        for j in (0..8).step_by(4) {
+            quads[j] = _mm256_unpacklo_epi64(words[j], words[j + 2]);
+            quads[j + 1] = _mm256_unpackhi_epi64(words[j], words[j + 2]);
+            quads[j + 2] = _mm256_unpacklo_epi64(words[j + 1], words[j + 3]);
+            quads[j + 3] = _mm256_unpackhi_epi64(words[j + 1], words[j + 3]);
+        }
+        for c in 0..4 {
+            let low = _mm256_permute2x128_si256::<0x20>(quads[c], quads[c + 4]);
+            let high = _mm256_permute2x128_si256::<0x31>(quads[c], quads[c + 4]);
+            _mm256_storeu_si256(to.add(c * to_stride).cast(), low);
+            _mm256_storeu_si256(to.add((c + 4) * to_stride).cast(), high);
+        }
+    }
+}
+
 impl Lanes for Avx2 {
     type F = F;
     type Pair = (__m256, __m256);
@@ -194,6 +224,19 @@ impl Lanes for Avx2 {
     unsafe fn pairs(self, p: *const u32) -> (__m256i, __m256i) {
         // SAFETY: the caller's, and `self` proves the instruction.
         unsafe { (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(8).cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const bf16, from_stride: usize, to: *mut u32, to_stride: usize) {
+        for j in [0, 8] {
+            for i in [0, 8] {
+                // SAFETY: the caller's: an eighth row and pair of the sixteen.
+                unsafe {
+                    let from = from.add(j * from_stride + 2 * i);
+                    transpose_8(self, from, from_stride, to.add(i * to_stride + j), to_stride);
+                }
+            }
+        }
     }
 
     #[inline(always)]

@@ -58,6 +58,46 @@ fn first(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1 << n) - 1 }
 }
 
+/// [`Lanes::transpose`] by halves: 32-bit words, 64-bit words, 128-bit words twice.
+#[inline(always)]
+unsafe fn transpose(_: Avx512, from: *const bf16, from_stride: usize, to: *mut u32, to_stride: usize) {
+    // SAFETY: the caller's, and the proof says that the CPU has the instructions.
+    unsafe {
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for (j, row) in rows.iter_mut().enumerate() {
+            *row = _mm512_loadu_si512(from.add(j * from_stride).cast());
+        }
+        let mut words = rows;
+        for j in (0..16).step_by(2) {
+            words[j] = _mm512_unpacklo_epi32(rows[j], rows[j + 1]);
+            words[j + 1] = _mm512_unpackhi_epi32(rows[j], rows[j + 1]);
+        }
+        let mut quads = rows;
+        for j in (0..16).step_by(4) {
+            // Column c of each 128-bit lane, rows j..j + 4.
+            quads[j] = _mm512_unpacklo_epi64(words[j], words[j + 2]);
+            quads[j + 1] = _mm512_unpackhi_epi64(words[j], words[j + 2]);
+            quads[j + 2] = _mm512_unpacklo_epi64(words[j + 1], words[j + 3]);
+            quads[j + 3] = _mm512_unpackhi_epi64(words[j + 1], words[j + 3]);
+        }
+        for c in 0..4 {
+            let low = (
+                _mm512_shuffle_i32x4::<0x88>(quads[c], quads[c + 4]),
+                _mm512_shuffle_i32x4::<0x88>(quads[c + 8], quads[c + 12]),
+            );
+            let high = (
+                _mm512_shuffle_i32x4::<0xdd>(quads[c], quads[c + 4]),
+                _mm512_shuffle_i32x4::<0xdd>(quads[c + 8], quads[c + 12]),
+            );
+            let store = |i: usize, v| _mm512_storeu_si512(to.add(i * to_stride).cast(), v);
+            store(c, _mm512_shuffle_i32x4::<0x88>(low.0, low.1));
+            store(c + 8, _mm512_shuffle_i32x4::<0xdd>(low.0, low.1));
+            store(c + 4, _mm512_shuffle_i32x4::<0x88>(high.0, high.1));
+            store(c + 12, _mm512_shuffle_i32x4::<0xdd>(high.0, high.1));
+        }
+    }
+}
+
 /// What the two implementations share: all but the rounding to bf16 and the dot product.
 macro_rules! shared {
     () => {
@@ -147,6 +187,12 @@ macro_rules! shared {
         #[inline(always)]
         fn largest(self, v: __m512) -> f32 {
             fold(v, Avx512(()), |a, b| op!(_mm_max_ps(a, b)))
+        }
+
+        #[inline(always)]
+        unsafe fn transpose(self, from: *const bf16, from_stride: usize, to: *mut u32, to_stride: usize) {
+            // SAFETY: the caller's.
+            unsafe { transpose(Avx512(()), from, from_stride, to, to_stride) }
         }
 
         #[inline(always)]

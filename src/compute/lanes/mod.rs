@@ -91,6 +91,25 @@ pub(super) trait Lanes: Copy + Send + Sync {
     /// `p` is valid for reads of sixteen u32, each a pair with its even element in the low half.
     unsafe fn pairs(self, p: *const u32) -> Self::Pairs;
 
+    /// Transposes sixteen rows of sixteen pairs: `to[i * to_stride + j]` becomes pair i of row j.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of sixteen rows of 32 bf16, `from_stride` apart, `to` for writes of sixteen rows of
+    /// sixteen u32, `to_stride` apart.
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const bf16, from_stride: usize, to: *mut u32, to_stride: usize) {
+        for j in 0..LANES {
+            for i in 0..LANES {
+                // SAFETY: the caller's.
+                unsafe {
+                    let source = from.add(j * from_stride + 2 * i);
+                    let bits = u32::from((*source).to_bits()) | u32::from((*source.add(1)).to_bits()) << 16;
+                    to.add(i * to_stride + j).write(bits);
+                }
+            }
+        }
+    }
+
     /// `acc[i] + a.0 * w[i].0 + a.1 * w[i].1` in f32.
     fn dot(self, acc: Self::F, a: Self::Pair, w: Self::Pairs) -> Self::F;
 

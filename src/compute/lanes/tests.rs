@@ -1,7 +1,11 @@
 use super::*;
-use crate::compute::{exp::exp, testing::isas};
+use crate::compute::{
+    exp::{exp, exp2_negative},
+    testing::{isas, noise},
+};
 
-struct Exp<'a>(&'a [f32]);
+/// `e^x`, or `2^x` where that is asked for.
+struct Exp<'a>(&'a [f32], bool);
 
 impl Lanewise for Exp<'_> {
     type Output = Vec<f32>;
@@ -11,7 +15,10 @@ impl Lanewise for Exp<'_> {
         let mut out = vec![0.0; self.0.len()];
         for i in (0..self.0.len()).step_by(LANES) {
             // SAFETY: the test passes whole vectors.
-            unsafe { l.store(out.as_mut_ptr().add(i), exp(l, l.load(self.0.as_ptr().add(i)))) };
+            unsafe {
+                let x = l.load(self.0.as_ptr().add(i));
+                l.store(out.as_mut_ptr().add(i), if self.1 { exp2_negative(l, x) } else { exp(l, x) });
+            }
         }
         out
     }
@@ -21,10 +28,55 @@ impl Lanewise for Exp<'_> {
 fn exp_is_within_two_ulp() {
     let x: Vec<f32> = (0..1 << 16).map(|i| -87.0 + i as f32 * (175.0 / 65536.0)).collect();
     for isa in isas() {
-        for (x, y) in x.iter().zip(isa.dispatch(Exp(&x))) {
+        for (x, y) in x.iter().zip(isa.dispatch(Exp(&x, false))) {
             let exact = f64::from(*x).exp();
             let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
             assert!((f64::from(y) - exact).abs() <= 2.0 * ulp, "{isa}: exp({x}) = {y}");
+        }
+    }
+}
+
+#[test]
+fn exp2_is_within_two_ulp() {
+    let x: Vec<f32> = (0..1 << 16).map(|i| -125.0 + i as f32 * (125.0 / 65535.0)).collect();
+    let ends = [f32::NEG_INFINITY, -1e30, -126.5, f32::NAN].repeat(4);
+    for isa in isas() {
+        for (x, y) in x.iter().zip(isa.dispatch(Exp(&x, true))) {
+            let exact = f64::from(*x).exp2();
+            let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+            assert!((f64::from(y) - exact).abs() <= 2.0 * ulp, "{isa}: 2^{x} = {y}");
+        }
+        let y = isa.dispatch(Exp(&ends, true));
+        assert!(y[..3].iter().all(|y| (0.0..1e-37).contains(y)) && y[3].is_nan(), "{isa}: {y:?}");
+    }
+}
+
+struct Transpose<'a>(&'a [bf16], usize);
+
+impl Lanewise for Transpose<'_> {
+    type Output = Vec<u32>;
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) -> Vec<u32> {
+        let mut to = vec![7; 16 * 19];
+        // SAFETY: the test passes sixteen rows.
+        unsafe { l.transpose(self.0.as_ptr(), self.1, to.as_mut_ptr(), 19) };
+        to
+    }
+}
+
+#[test]
+fn transpose_moves_pairs_and_nothing_else() {
+    let stride = 37;
+    let rows = noise(16 * stride, 1);
+    for isa in isas() {
+        let to = isa.dispatch(Transpose(&rows, stride));
+        for (i, row) in to.chunks(19).enumerate() {
+            for (j, &bits) in row.iter().enumerate() {
+                let at = j * stride + 2 * i;
+                let pair = || u32::from(rows[at].to_bits()) | u32::from(rows[at + 1].to_bits()) << 16;
+                assert_eq!(bits, if j < 16 { pair() } else { 7 }, "{isa}: pair {i} of row {j}");
+            }
         }
     }
 }
@@ -50,7 +102,7 @@ fn exp_at_the_ends() {
         0.0,
     ];
     for isa in isas() {
-        let y = isa.dispatch(Exp(&x));
+        let y = isa.dispatch(Exp(&x, false));
         assert!(y[..4].iter().all(|y| (0.0..1.2e-38).contains(y)), "{isa}: {y:?}");
         assert!(y[4..7].iter().all(|y| y.is_nan()), "{isa}: {y:?}");
         assert_eq!(y[7..10], [f32::INFINITY; 3], "{isa}");
