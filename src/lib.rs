@@ -1,8 +1,8 @@
 //! Bring-up of Hugging Face decoder models on an AMD NPU2, gated phase by phase against HF transformers in bf16.
 //!
-//! The rooms, from the ground up; a room imports only rooms below it (ARCHITECTURE.md, kept by a test):
-//! `error`, `tensor`, `settings` · `model` · `kernel` · `reference` · `compute` · `device` · `plan` · `runner` ·
-//! `check` (pure: none of the rooms beside it) · `phase` · `report` · `harness` · `commands`.
+//! The rooms, from the ground up; a room imports only rooms above it in this list (ARCHITECTURE.md, kept by a test):
+//! `error`, `tensor`, `settings` · `check` (the judge: pure) · `model` · `kernel` · `reference` · `compute` · `device` ·
+//! `plan` · `runner` · `phase` · `report` · `harness` · `commands`.
 
 pub mod check;
 pub mod commands;

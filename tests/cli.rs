@@ -46,11 +46,7 @@ fn checkpoint(project: &Path, model: &str) -> PathBuf {
 /// One line on stderr that says `message`, this exit code, nothing on stdout, no panic.
 fn refuses(command: &mut Command, code: i32, message: &str) {
     let one_line = predicate::function(|text: &str| text.lines().count() == 1);
-    command
-        .assert()
-        .code(code)
-        .stdout("")
-        .stderr(contains(message).and(contains("panicked").not()).and(one_line));
+    command.assert().code(code).stdout("").stderr(contains(message).and(contains("panicked").not()).and(one_line));
 }
 
 type Damage = fn(&Path);
@@ -165,14 +161,27 @@ fn run_continues_with_paris_and_says_how_fast() {
 #[test]
 fn chat_answers_every_line_of_stdin() {
     let two_replies = predicate::function(|text: &str| text.matches("TTFT").count() == 2);
-    phasegate().args(["chat", "--n-tokens", "4"]).write_stdin("Hello\n\nAgain\n").assert().success().stdout(two_replies);
+    phasegate()
+        .args(["chat", "--n-tokens", "4"])
+        .write_stdin("Hello\n\nAgain\n")
+        .assert()
+        .success()
+        .stdout(two_replies);
 }
 
 #[test]
 fn verify_compares_every_step_and_writes_its_reports() {
     let reports = tempfile::tempdir().unwrap();
     let output = phasegate()
-        .args(["verify", "tiny_qwen3", "--max-prompts", "2", "--json", "--report-dir", reports.path().to_str().unwrap()])
+        .args([
+            "verify",
+            "tiny_qwen3",
+            "--max-prompts",
+            "2",
+            "--json",
+            "--report-dir",
+            reports.path().to_str().unwrap(),
+        ])
         .assert()
         .success();
     let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();

@@ -135,7 +135,7 @@ impl Kl {
                 }
             }
         }
-        let extent = Extent::new().require("steps", required as u64).compare("steps", self.steps.len() as u64);
+        let extent = Extent::new().require("KL steps", required as u64).compare("KL steps", self.steps.len() as u64);
         Verdict::judge(failures, extent)
     }
 }

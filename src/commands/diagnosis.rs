@@ -31,8 +31,18 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     let bench = Bench::new(subject.clone(), &args.model.label(), &[prompt.clone()], args.model.plan()?)?;
     let found = phase3::lens(&bench, &prompt)?;
     let positions = subject.lens(&prompt)?.positions.len();
-    let columns =
-        ["layer", "cosine", "cos min", "cos p5", "cos median", "max_abs", "max_rel", "sqnr_db", "rel_l2", "noise ratio"];
+    let columns = [
+        "layer",
+        "cosine",
+        "cos min",
+        "cos p5",
+        "cos median",
+        "max_abs",
+        "max_rel",
+        "sqnr_db",
+        "rel_l2",
+        "noise ratio",
+    ];
     let mut table = Table::new(&format!("Layers against HF bf16, {prompt}, {positions} positions"), &columns);
     for layer in &found {
         let side = &layer.vs_bf16;
@@ -69,7 +79,9 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     Ok(args.report.publish(&report, |report| {
         println!("{} on {}\n", report.model, report.device_description);
         println!("{}", report.tables[0].render());
-        println!("noise ratio: distance to HF f32 over HF bf16's own, positions >= 1; max_abs .. rel_l2 leave position 0 out");
+        println!(
+            "noise ratio: distance to HF f32 over HF bf16's own, positions >= 1; max_abs .. rel_l2 leave position 0 out"
+        );
         for (name, value) in &report.facts {
             println!("{name}: {}", value.text());
         }

@@ -32,7 +32,8 @@ pub(super) struct RunArgs {
 
 pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open(&args.model.model, args.model.variant.as_deref())?;
-    let (text, ids) = if args.chat { subject.chat_ids(&[Message::user(&args.prompt)])? } else { subject.raw_ids(&args.prompt)? };
+    let (text, ids) =
+        if args.chat { subject.chat_ids(&[Message::user(&args.prompt)])? } else { subject.raw_ids(&args.prompt)? };
     if args.n_tokens == 0 {
         let (what, expected) = ("n-tokens".into(), "at least 1".into());
         return Err(Error::Usage { what, found: "0".into(), expected }.into());

@@ -73,7 +73,8 @@ fn report(
     kl: &Finding,
     started: Instant,
 ) -> Result<Report> {
-    let columns = ["prompt", "verdict", "steps", "same", "first divergence", "top-5 overlap", "regret ulp", "KL median", "floor"];
+    let columns =
+        ["prompt", "verdict", "steps", "same", "first divergence", "top-5 overlap", "regret ulp", "KL median", "floor"];
     let mut table = Table::new("Prompts", &columns);
     for (id, found) in findings {
         let divergence = found.token_set.first_divergence.as_ref().map_or("none".into(), |d| {

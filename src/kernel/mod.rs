@@ -125,7 +125,11 @@ impl Kernel {
                 vec![arg("x", Input, rows, head_dim), arg("w", Input, 1, head_dim), arg("y", Output, rows, head_dim)]
             }
             Kernel::Rope { rows, head_dim } => {
-                vec![arg("x", Input, rows, head_dim), arg("lut", Input, rows, head_dim), arg("y", Output, rows, head_dim)]
+                vec![
+                    arg("x", Input, rows, head_dim),
+                    arg("lut", Input, rows, head_dim),
+                    arg("y", Output, rows, head_dim),
+                ]
             }
             Kernel::Attention { seq, heads, kv_heads, head_dim } => vec![
                 arg("q", Input, seq, heads * head_dim),

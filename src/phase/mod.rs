@@ -55,11 +55,7 @@ pub struct Case {
 }
 
 impl Case {
-    fn fixed(
-        name: impl Into<String>,
-        model: &str,
-        run: impl Fn() -> Result<Finding> + Send + Sync + 'static,
-    ) -> Case {
+    fn fixed(name: impl Into<String>, model: &str, run: impl Fn() -> Result<Finding> + Send + Sync + 'static) -> Case {
         Case { name: name.into(), model: model.into(), baseline: false, run: Run::Static(Arc::new(run)) }
     }
 

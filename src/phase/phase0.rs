@@ -75,7 +75,9 @@ fn coverage(subject: &Subject, _: &str) -> Result<Verdict> {
     let used = subject.coverage.used.len() as u64;
     let extent = Extent::new().require("config keys", 1).compare("config keys", used);
     let verdict = Verdict::judge(vec![], extent);
-    Ok(unknown.iter().fold(verdict, |v, key| v.warn(format!("config key {key} is unknown and belongs to no computation"))))
+    Ok(unknown
+        .iter()
+        .fold(verdict, |v, key| v.warn(format!("config key {key} is unknown and belongs to no computation"))))
 }
 
 /// The capture was made for exactly these weights, this config, tokenizer and prompt files.
@@ -113,9 +115,11 @@ fn left_over(subject: &Subject, _: &str) -> Result<Verdict> {
 fn rope(subject: &Subject, position: &str) -> Result<Verdict> {
     let captured = subject.capture()?.rope()?;
     let wanted: u32 = position.parse().map_err(|_| Error::Plan { why: format!("position {position}") })?;
-    let row = captured.positions.iter().position(|&p| p == wanted).ok_or_else(|| Error::Plan {
-        why: format!("the capture holds no RoPE row {position}"),
-    })?;
+    let row = captured
+        .positions
+        .iter()
+        .position(|&p| p == wanted)
+        .ok_or_else(|| Error::Plan { why: format!("the capture holds no RoPE row {position}") })?;
     // HF computed its rows in one pass over positions up to the largest.
     let seq_len = captured.positions.iter().max().map_or(0, |&p| p as usize + 1);
     let (cos, sin) = RopeTable::new(&subject.config).rows(&[wanted as usize], seq_len);

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::{
-    Axis, BiasLowering, BufferId, HeadPadding, HostOp, Launch, Op, Placement, Plan, PlanBuffer, PlanOptions, Source, Stage,
-    Step, Tap,
+    Axis, BiasLowering, BufferId, HeadPadding, HostOp, Launch, Op, Placement, Plan, PlanBuffer, PlanOptions, Source,
+    Stage, Step, Tap,
 };
 use crate::device::{BufferSpec, Layout, Role};
 use crate::error::{Error, Result};
@@ -143,7 +143,8 @@ impl<'a> Builder<'a> {
             Stage::Prefill { seq_len } => (Kernel::Gemm { m: seq_len, k, n, out: Dtype::Bf16 }, vec![x, w, y]),
             Stage::Decode => (Kernel::Gemv { m: n, k }, vec![w, x, y]),
         };
-        let on_host = bias && self.bias == BiasLowering::Host && matches!(name.as_str(), "q_proj" | "k_proj" | "v_proj");
+        let on_host =
+            bias && self.bias == BiasLowering::Host && matches!(name.as_str(), "q_proj" | "k_proj" | "v_proj");
         self.launch(layer, &name, kernel, args, if bias { None } else { tap });
         if on_host {
             // q and k get theirs behind RoPE.

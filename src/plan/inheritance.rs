@@ -58,7 +58,8 @@ pub fn inheritance(plan: &Plan) -> Inheritance {
             .map(|s| s.name.trim_start_matches(prefix.as_str()))
             .collect();
         let end = ["the end of the layer"];
-        let differs = sites.iter().chain(&end).zip(LLAMA.iter().chain(&end)).find(|(found, expected)| found != expected);
+        let differs =
+            sites.iter().chain(&end).zip(LLAMA.iter().chain(&end)).find(|(found, expected)| found != expected);
         if let Some((found, expected)) = differs {
             return Inheritance::KernelFirst { breaker: format!("{prefix}{found}"), expected: (*expected).into() };
         }

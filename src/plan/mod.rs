@@ -9,8 +9,8 @@ mod options;
 mod tests;
 
 pub use build::{decode, prefill};
-pub use options::{BiasLowering, PlanOptions};
 pub use inheritance::{Inheritance, inheritance};
+pub use options::{BiasLowering, PlanOptions};
 
 use crate::device::BufferSpec;
 use crate::error::{Error, Result};
@@ -146,7 +146,9 @@ pub struct Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Units: positions, padding included.
-    Prefill { seq_len: usize },
+    Prefill {
+        seq_len: usize,
+    },
     Decode,
 }
 
@@ -214,7 +216,10 @@ impl Plan {
                 Op::Host(op) => {
                     for id in op.reads() {
                         if !written[id.0] {
-                            return Err(fail(step, format!("reads {} before it is written", self.buffer(id).spec.name)));
+                            return Err(fail(
+                                step,
+                                format!("reads {} before it is written", self.buffer(id).spec.name),
+                            ));
                         }
                     }
                     for id in op.writes() {

@@ -45,7 +45,9 @@ fn plans_are_sound(
 fn an_unknown_kernel_and_too_small_a_group_are_errors() {
     let config = config("Llama", 4, 2);
     let unknown = PlanOptions { host: vec!["conv".into()], ..PlanOptions::default() };
-    assert!(prefill(&config, 32, &unknown).unwrap_err().to_string().starts_with("unknown kernel \"conv\"; known: add,"));
+    assert!(
+        prefill(&config, 32, &unknown).unwrap_err().to_string().starts_with("unknown kernel \"conv\"; known: add,")
+    );
     let small = PlanOptions { pad_gqa: Some(1), ..PlanOptions::default() };
     assert!(prefill(&config, 32, &small).is_err());
 }

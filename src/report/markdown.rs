@@ -8,7 +8,8 @@ pub(super) fn render(report: &Report) -> String {
     let mut out = String::new();
     let Report { command, model, device, device_description, verdict, facts, tables } = report;
     // Writing to a String cannot fail.
-    let _ = writeln!(out, "# {command}: {model} on {device}\n\n**{}** ({device_description})\n", verdict.outcome().word());
+    let _ =
+        writeln!(out, "# {command}: {model} on {device}\n\n**{}** ({device_description})\n", verdict.outcome().word());
     for reason in verdict.reasons() {
         let _ = writeln!(out, "- {reason}");
     }

@@ -87,7 +87,7 @@ impl Table {
     /// For a terminal.
     pub fn render(&self) -> String {
         let mut table = comfy_table::Table::new();
-        table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+        table.load_style(comfy_table::presets::UTF8_FULL_CONDENSED);
         table.set_header(&self.columns);
         for row in &self.rows {
             table.add_row(row.iter().map(Cell::text));

@@ -3,8 +3,8 @@
 
 mod cache;
 mod greedy;
-mod host;
 mod hook;
+mod host;
 mod kv;
 pub mod npu;
 mod record;

@@ -164,13 +164,22 @@ impl EmuDevice {
             if !shape_fits || spec.dtype != arg.dtype || spec.layout != layout {
                 return self.fail(format!(
                     "{name}: {}: argument {}: found {} {:?} {:?} [{}, {}], expected {:?} {layout:?} [{}, {}]",
-                    launch.kernel, arg.name, spec.name, spec.dtype, spec.layout, spec.rows, spec.cols, arg.dtype,
-                    arg.rows, arg.cols
+                    launch.kernel,
+                    arg.name,
+                    spec.name,
+                    spec.dtype,
+                    spec.layout,
+                    spec.rows,
+                    spec.cols,
+                    arg.dtype,
+                    arg.rows,
+                    arg.cols
                 ));
             }
         }
         let (out, inputs) = launch.args.split_last().expect("every kernel has an output");
-        let elementwise = matches!(launch.kernel.id(), "add" | "bias_add" | "silu_mul" | "rope" | "rms_norm" | "qk_norm");
+        let elementwise =
+            matches!(launch.kernel.id(), "add" | "bias_add" | "silu_mul" | "rope" | "rms_norm" | "qk_norm");
         if inputs.contains(out) && !elementwise {
             return self.fail(format!("{name}: {}: writes its own input", launch.kernel));
         }
@@ -212,7 +221,8 @@ impl Device for EmuDevice {
             }
             Buffer { storage: Storage::Packed(weight), spec } => {
                 if content.len() != whole {
-                    let why = format!("{}: found {} bytes, expected the whole weight of {whole}", spec.name, content.len());
+                    let why =
+                        format!("{}: found {} bytes, expected the whole weight of {whole}", spec.name, content.len());
                     return self.fail(why);
                 }
                 let packed = match bytemuck::try_cast_slice::<u8, bf16>(content) {
@@ -265,7 +275,8 @@ impl Device for EmuDevice {
         };
         for &arg in dispatch.launches.iter().flat_map(|l| &l.args) {
             if let Storage::Packed(None) = &self.buffers[arg.0].storage {
-                return self.fail(format!("{}: weight {} was never written", dispatch.name, self.buffers[arg.0].spec.name));
+                return self
+                    .fail(format!("{}: weight {} was never written", dispatch.name, self.buffers[arg.0].spec.name));
             }
         }
         let started = Instant::now();

@@ -126,7 +126,8 @@ fn runs_repeat_bit_for_bit(#[values(1, 2, 3)] threads: usize) {
             let w = d.create(spec("w", 24, 40, Layout::LinearWeight)).unwrap();
             d.write(w, 0, tensor::bytes_of(&weight)).unwrap();
             let y = rows(&mut d, "y", 96, 24, None);
-            let norm = BoundLaunch { kernel: Kernel::RmsNorm { rows: 96, cols: 40, eps }, args: vec![x, scale, normed] };
+            let norm =
+                BoundLaunch { kernel: Kernel::RmsNorm { rows: 96, cols: 40, eps }, args: vec![x, scale, normed] };
             let kernel = Kernel::Gemm { m: 96, k: 40, n: 24, out: Dtype::Bf16 };
             let both = d.prepare("both", vec![norm, BoundLaunch { kernel, args: vec![normed, w, y] }]).unwrap();
             d.run(both).unwrap();
