@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Value};
+use minijinja::{Environment, Value, context};
 use serde_json::Value as Json;
 
 use super::config::read_json;
@@ -36,9 +36,9 @@ impl Message {
         Message { role: "user".into(), content: content.into() }
     }
 
+    /// Role before content, as a Python dictionary written in that order has it.
     fn value(&self) -> Value {
-        let field = |name: &str, text: &str| (name.to_owned(), Value::from(text));
-        [field("role", &self.role), field("content", &self.content)].into_iter().collect()
+        context! { role => self.role.as_str(), content => self.content.as_str() }
     }
 
     pub fn assistant(content: impl Into<String>) -> Message {
