@@ -185,7 +185,7 @@ fn verify_compares_every_step_and_writes_its_reports() {
         .assert()
         .success();
     let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
-    assert_eq!(report["verdict"]["outcome"], "PASS", "{report}");
+    assert_eq!(report["verdict"]["outcome"], "pass", "{report}");
     let steps = report["verdict"]["extent"]["compared"]["steps"].as_u64().unwrap();
     assert!(steps >= 64, "{steps} steps");
     assert!(reports.path().join("verify-tiny_qwen3-emu.json").exists());

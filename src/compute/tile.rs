@@ -3,7 +3,9 @@
 //! Every element has one chain of additions, over the pairs of `k` from front to back, whatever the tile's size: that
 //! is why a row of GEMM equals GEMV and why neither threads nor tails show in a result. May not reorder that chain.
 //!
-//! Loops over the tile are written out, not `array::from_fn`: its closure is compiled without the instruction set.
+//! Loops over the tile count indices: a closure or an iterator adapter that is not inlined into the function compiled
+//! with the instruction set (which depends on how the crate is split for code generation) costs a factor of nine.
+#![allow(clippy::needless_range_loop)]
 
 use half::bf16;
 
@@ -57,13 +59,13 @@ pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const PR
                 }
             }
             let mut columns = [l.pairs(at); V];
-            for (v, column) in columns.iter_mut().enumerate().skip(1) {
-                *column = l.pairs(at.add(v * LANES));
+            for v in 1..V {
+                columns[v] = l.pairs(at.add(v * LANES));
             }
-            for (m, sums) in sums.iter_mut().enumerate() {
+            for m in 0..M {
                 let a = l.pair(rows.first.add(m * rows.stride + 2 * pair));
-                for (sum, &w) in sums.iter_mut().zip(&columns) {
-                    *sum = l.dot(*sum, a, w);
+                for v in 0..V {
+                    sums[m][v] = l.dot(sums[m][v], a, columns[v]);
                 }
             }
         }
@@ -72,10 +74,10 @@ pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const PR
         // SAFETY: the last pair of the panel has a zero odd half; element `k - 1` is the last of every row.
         unsafe {
             let at = panel.add(k / 2 * PANEL);
-            for (m, sums) in sums.iter_mut().enumerate() {
+            for m in 0..M {
                 let a = l.half_pair(*rows.first.add(m * rows.stride + k - 1));
-                for (v, sum) in sums.iter_mut().enumerate() {
-                    *sum = l.dot(*sum, a, l.pairs(at.add(v * LANES)));
+                for v in 0..V {
+                    sums[m][v] = l.dot(sums[m][v], a, l.pairs(at.add(v * LANES)));
                 }
             }
         }

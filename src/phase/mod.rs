@@ -66,8 +66,4 @@ impl Case {
     ) -> Case {
         Case { name: name.into(), model: model.into(), baseline: true, run: Run::OnDevice(Arc::new(run)) }
     }
-
-    fn without_baseline(self) -> Case {
-        Case { baseline: false, ..self }
-    }
 }

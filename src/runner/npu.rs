@@ -46,9 +46,10 @@ impl RunnerOptions {
     }
 }
 
-/// The padded length a prompt of `len` runs in: the next power of two from 16 on, at most `max_positions`.
+/// The padded length a prompt of `len` runs in: a power of two from 16 to 64, then a multiple of 64.
 pub fn bucket(len: usize, max_positions: usize) -> usize {
-    len.next_power_of_two().max(16).min(max_positions.max(len))
+    let padded = if len <= 64 { len.next_power_of_two().max(16) } else { len.next_multiple_of(64) };
+    padded.min(max_positions.max(len))
 }
 
 /// A plan bound to a device.
