@@ -4,7 +4,7 @@
 
 use super::subject::{Outline, Subject};
 use super::{Case, Finding};
-use crate::check::tolerance::at_most;
+use crate::check::tolerance::{at_least, at_most};
 use crate::check::{Extent, Verdict};
 use crate::error::{Error, Result};
 use crate::model::chat_template::Message;
@@ -210,7 +210,7 @@ fn baseline(subject: &Subject, id: &str) -> Result<Verdict> {
     let uniform = 1.0 / subject.config.vocab_size as f64;
     let steps = 0..captured.bf16_lse.len();
     let mass = |step: usize| f64::from(captured.bf16.logits[[step, 0]] - captured.bf16_lse[step]).exp();
-    let flat = steps.filter(|&step| !(mass(step) > 4.0 * uniform)).count();
+    let flat = steps.filter(|&step| !at_least(mass(step), 4.0 * uniform)).count();
     if flat > 0 {
         failures.push(format!("{flat} steps of HF's answer are about uniform"));
     }

@@ -12,6 +12,7 @@ use crate::check::agreement::Agreement;
 use crate::check::layers::{self, Layer};
 use crate::check::logits::{AtTruth, Kl, KlFactors};
 use crate::check::token_set::{STEPS, TokenSet};
+use crate::check::tolerance::at_most;
 use crate::check::{Extent, Metrics, Verdict};
 use crate::device::Arithmetic;
 use crate::error::Result;
@@ -155,8 +156,7 @@ fn noise(bench: &Bench, id: &str) -> Result<Finding> {
     let limit = noise_limit(bench)?;
     let failures: Vec<String> = found
         .iter()
-        // Not "> limit": a NaN must fail.
-        .filter(|l| limit.is_some_and(|limit| !(l.noise_ratio <= limit)))
+        .filter(|l| limit.is_some_and(|limit| !at_most(l.noise_ratio, limit)))
         .map(|l| {
             let limit = limit.unwrap_or(f64::NAN);
             format!("layer {}: {:.3} times HF bf16's distance to HF f32, at most {limit}", l.layer, l.noise_ratio)
