@@ -35,7 +35,7 @@ pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
         let (_, ids) = subject.chat_ids(&conversation)?;
         check_room(&subject, ids.len(), args.n_tokens)?;
         let reply = generate(&subject, &mut runner, &ids, args.n_tokens, true)?;
-        conversation.push(Message::assistant(subject.tokenizer.decode(&reply, true)?));
+        conversation.push(Message::assistant(subject.tokenizer()?.decode(&reply, true)?));
         Ok(())
     };
     if let Some(text) = args.prompt {

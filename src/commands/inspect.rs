@@ -24,6 +24,7 @@ pub(super) struct InspectArgs {
 
 pub(super) fn run(args: InspectArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open(&args.model, args.variant.as_deref())?;
+    subject.tokenizer()?;
     let accounting = subject.checkpoint.account(&subject.config)?;
     let capture = match subject.capture() {
         Ok(capture) => format!("belongs to this checkpoint ({})", capture.provenance().line()),
@@ -41,7 +42,7 @@ pub(super) fn run(args: InspectArgs) -> anyhow::Result<ExitCode> {
         let out = json!({
             "model": subject.name, "config": subject.config, "coverage": subject.coverage, "parameters": accounting.parameters,
             "bytes": accounting.bytes, "tensors": tensors, "composition": composition, "capture": capture,
-            "stop_ids": subject.stop_ids, "verdict": verdict,
+            "stop_ids": subject.stop_ids()?, "verdict": verdict,
         });
         println!("{}", serde_json::to_string_pretty(&out)?);
         return Ok(ExitCode::SUCCESS);
@@ -63,6 +64,6 @@ pub(super) fn run(args: InspectArgs) -> anyhow::Result<ExitCode> {
     let coverage = &subject.coverage;
     let (used, irrelevant) = (coverage.used.len(), coverage.irrelevant.len());
     println!("config keys: {used} used, {irrelevant} irrelevant, unknown: {:?}", coverage.unknown);
-    println!("stop ids: {:?}\ncomposition: {composition}\ncapture: {capture}\n{verdict}", subject.stop_ids);
+    println!("stop ids: {:?}\ncomposition: {composition}\ncapture: {capture}\n{verdict}", subject.stop_ids()?);
     Ok(ExitCode::SUCCESS)
 }

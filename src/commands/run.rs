@@ -79,7 +79,8 @@ pub(super) fn generate(
     n_tokens: usize,
     stop_at_eos: bool,
 ) -> anyhow::Result<Vec<u32>> {
-    let mut stream = subject.tokenizer.stream();
+    let stop_ids = subject.stop_ids()?;
+    let mut stream = subject.tokenizer()?.stream();
     let mut out = std::io::stdout().lock();
     let mut tokens = vec![];
     let mut first = None;
@@ -87,7 +88,7 @@ pub(super) fn generate(
     let started = Instant::now();
     let record = free_run(runner, ids, n_tokens, |id| {
         first.get_or_insert_with(|| started.elapsed());
-        if stop_at_eos && subject.stop_ids.contains(&id) {
+        if stop_at_eos && stop_ids.contains(&id) {
             return false;
         }
         tokens.push(id);

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use libtest_mimic::Failed;
+use libtest_mimic::{Arguments, Failed};
 
 use super::numbers::differences;
 use super::{Availability, Case, Cx, DeviceLabel, Numbers, Suite};
@@ -34,7 +34,7 @@ fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) ->
         };
         suite.device(device, there);
     }
-    for outline in Outline::all()? {
+    for outline in outlines(&Arguments::from_args())? {
         let there = match &outline.missing {
             Some(why) => Availability::Missing(why.clone()),
             None => Availability::Available,
@@ -50,6 +50,17 @@ fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) ->
         }
     }
     Ok(suite)
+}
+
+/// The fixtures whose cases are wanted: nextest starts one process per test and names it exactly, and a capture's header
+/// takes longer to read than most cases run.
+fn outlines(args: &Arguments) -> Result<Vec<Outline>> {
+    let exact = args.filter.as_deref().filter(|name| args.exact && !args.list && !name.starts_with("meta::"));
+    let Some(name) = exact else { return Outline::all() };
+    match name.split("::").nth(1) {
+        Some(model) => Outline::named(model),
+        None => Outline::all(),
+    }
 }
 
 fn adapt(case: phase::Case) -> Case {

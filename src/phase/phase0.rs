@@ -159,7 +159,7 @@ fn tokens(subject: &Subject, id: &str) -> Result<Verdict> {
         let at = ids.iter().zip(&hf).position(|(a, b)| a != b).unwrap_or(ids.len().min(hf.len()));
         failures.push(format!("{} ids, HF has {}; the first difference is at {at}", ids.len(), hf.len()));
     }
-    let bos = subject.tokenizer.leading_bos(&ids, &subject.config);
+    let bos = subject.tokenizer()?.leading_bos(&ids, &subject.config);
     if bos > 1 {
         failures.push(format!("the prompt starts with {bos} BOS tokens"));
     }
@@ -194,7 +194,7 @@ fn stop_set(subject: &Subject, _: &str) -> Result<Verdict> {
         ids.sort_unstable();
         ids
     };
-    let (ours, hf) = (sorted(&subject.stop_ids), sorted(subject.capture()?.stop_ids()));
+    let (ours, hf) = (sorted(subject.stop_ids()?), sorted(subject.capture()?.stop_ids()));
     Ok(one("stop set", (ours != hf).then(|| format!("{ours:?}, HF's {hf:?}"))))
 }
 
@@ -217,8 +217,9 @@ fn baseline(subject: &Subject, id: &str) -> Result<Verdict> {
     let expects = subject.located.manifest.as_ref().is_some_and(|m| m.expects.iter().any(|e| e == id));
     if expects {
         let (_, prompt) = prompt_line(id)?;
-        let until = captured.chosen.iter().position(|t| subject.stop_ids.contains(t)).unwrap_or(captured.chosen.len());
-        let text = subject.tokenizer.decode(&captured.chosen[..until], true)?;
+        let stop_ids = subject.stop_ids()?;
+        let until = captured.chosen.iter().position(|t| stop_ids.contains(t)).unwrap_or(captured.chosen.len());
+        let text = subject.tokenizer()?.decode(&captured.chosen[..until], true)?;
         if !prompts::as_expected(&text, &prompt.expect) {
             failures.push(format!("HF continues with {text:?}, expected {}", prompt.expect.join(" or ")));
         }

@@ -45,6 +45,14 @@ impl Outline {
         model::fixtures(&settings::root())?.iter().map(Outline::of).collect()
     }
 
+    /// The fixture of this name, if there is one.
+    ///
+    /// Errors: as [`Outline::all`].
+    pub fn named(name: &str) -> Result<Vec<Outline>> {
+        let manifests = model::fixtures(&settings::root())?;
+        manifests.iter().filter(|manifest| manifest.name == name).map(Outline::of).collect()
+    }
+
     fn of(manifest: &Manifest) -> Result<Outline> {
         let root = settings::root();
         let path = root.join("fixtures").join(&manifest.name).join("reference.safetensors");
@@ -77,10 +85,8 @@ pub struct Subject {
     pub config: ModelConfig,
     pub coverage: Coverage,
     pub checkpoint: Arc<Checkpoint>,
-    pub tokenizer: Tokenizer,
-    /// Token ids that end a generation.
-    pub stop_ids: Vec<u32>,
     pub default_prompts: PromptSet,
+    text: OnceLock<(Tokenizer, Vec<u32>)>,
     template: OnceLock<ChatTemplate>,
     capture: OnceLock<Capture>,
     lenses: Mutex<HashMap<String, Arc<Lens>>>,
@@ -96,8 +102,6 @@ impl Subject {
         let (config, coverage) = ModelConfig::from_file(&dir)?;
         let checkpoint = Arc::new(Checkpoint::open(&dir)?);
         checkpoint.account(&config)?;
-        let tokenizer = Tokenizer::open(&dir)?;
-        let stop_ids = tokenizer.stop_ids(&dir, &config)?;
         Ok(Subject {
             name: located.name.clone(),
             default_prompts: located.default_prompts,
@@ -105,8 +109,7 @@ impl Subject {
             config,
             coverage,
             checkpoint,
-            tokenizer,
-            stop_ids,
+            text: OnceLock::new(),
             template: OnceLock::new(),
             capture: OnceLock::new(),
             lenses: Mutex::default(),
@@ -177,6 +180,30 @@ impl Subject {
         Ok(lens)
     }
 
+    /// Its tokenizer, parsed on first use: a large vocabulary takes longer than most cases.
+    ///
+    /// Errors: those of [`Tokenizer::open`].
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        Ok(&self.text()?.0)
+    }
+
+    /// Token ids that end a generation.
+    ///
+    /// Errors: as [`Subject::tokenizer`].
+    pub fn stop_ids(&self) -> Result<&[u32]> {
+        Ok(&self.text()?.1)
+    }
+
+    fn text(&self) -> Result<&(Tokenizer, Vec<u32>)> {
+        if let Some(text) = self.text.get() {
+            return Ok(text);
+        }
+        let dir = &self.located.checkpoint_dir;
+        let tokenizer = Tokenizer::open(dir)?;
+        let stop_ids = tokenizer.stop_ids(dir, &self.config)?;
+        Ok(self.text.get_or_init(|| (tokenizer, stop_ids)))
+    }
+
     /// The chat template, parsed on first use.
     ///
     /// Errors: [`Error::Unavailable`] without one, [`Error::Malformed`] for one that cannot be parsed.
@@ -194,13 +221,13 @@ impl Subject {
 
     /// Text and its ids as the tokenizer's defaults give them.
     pub fn raw_ids(&self, text: &str) -> Result<(String, Vec<u32>)> {
-        Ok((text.to_owned(), self.tokenizer.encode(text, true)?))
+        Ok((text.to_owned(), self.tokenizer()?.encode(text, true)?))
     }
 
     /// A conversation rendered through the template with the generation prompt, and its ids.
     pub fn chat_ids(&self, turns: &[Message]) -> Result<(String, Vec<u32>)> {
-        let text = self.template()?.render(&self.tokenizer, turns, true)?;
-        let ids = self.tokenizer.encode(&text, false)?;
+        let text = self.template()?.render(self.tokenizer()?, turns, true)?;
+        let ids = self.tokenizer()?.encode(&text, false)?;
         Ok((text, ids))
     }
 
