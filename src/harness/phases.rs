@@ -8,6 +8,7 @@ use libtest_mimic::{Arguments, Failed};
 use super::numbers::differences;
 use super::{Availability, Case, Cx, DeviceLabel, Numbers, Suite};
 use crate::error::{Error, Result};
+use crate::model;
 use crate::phase::{self, Finding, Outline, Run, progress};
 use crate::settings;
 
@@ -34,12 +35,17 @@ fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) ->
         };
         suite.device(device, there);
     }
-    for outline in outlines(&Arguments::from_args())? {
-        let there = match &outline.missing {
-            Some(why) => Availability::Missing(why.clone()),
+    let wanted = wanted(&Arguments::from_args());
+    for manifest in model::fixtures(&settings::root())? {
+        let there = match phase::subject::missing(&manifest)? {
+            Some(why) => Availability::Missing(why),
             None => Availability::Available,
         };
-        suite.model(&outline.name, there);
+        suite.model(&manifest.name, there);
+        if wanted.as_ref().is_some_and(|model| *model != manifest.name) {
+            continue;
+        }
+        let outline = Outline::of(&manifest)?;
         let cases = cases(&outline);
         if let Some(document) = document {
             let baselines = cases.iter().filter(|c| c.baseline).map(|c| c.name.clone()).collect();
@@ -52,15 +58,11 @@ fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) ->
     Ok(suite)
 }
 
-/// The fixtures whose cases are wanted: nextest starts one process per test and names it exactly, and a capture's header
-/// takes longer to read than most cases run.
-fn outlines(args: &Arguments) -> Result<Vec<Outline>> {
-    let exact = args.filter.as_deref().filter(|name| args.exact && !args.list && !name.starts_with("meta::"));
-    let Some(name) = exact else { return Outline::all() };
-    match name.split("::").nth(1) {
-        Some(model) => Outline::named(model),
-        None => Outline::all(),
-    }
+/// The only fixture whose cases are wanted, if it is known: nextest starts one process per test and names it exactly, and
+/// a capture's header takes longer to read than most cases run.
+fn wanted(args: &Arguments) -> Option<String> {
+    let name = args.filter.as_deref().filter(|name| args.exact && !args.list && !name.starts_with("meta::"))?;
+    name.split("::").nth(1).map(str::to_owned)
 }
 
 fn adapt(case: phase::Case) -> Case {

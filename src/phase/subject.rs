@@ -38,35 +38,18 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// Every fixture, by name.
+    /// The outline of one fixture.
     ///
-    /// Errors: a manifest or capture that cannot be read; a fixture without capture is an error too.
-    pub fn all() -> Result<Vec<Outline>> {
-        model::fixtures(&settings::root())?.iter().map(Outline::of).collect()
-    }
-
-    /// The fixture of this name, if there is one.
-    ///
-    /// Errors: as [`Outline::all`].
-    pub fn named(name: &str) -> Result<Vec<Outline>> {
-        let manifests = model::fixtures(&settings::root())?;
-        manifests.iter().filter(|manifest| manifest.name == name).map(Outline::of).collect()
-    }
-
-    fn of(manifest: &Manifest) -> Result<Outline> {
+    /// Errors: a capture that cannot be read; a fixture without one is an error too.
+    pub fn of(manifest: &Manifest) -> Result<Outline> {
         let root = settings::root();
         let path = root.join("fixtures").join(&manifest.name).join("reference.safetensors");
         let capture = Capture::open(&path)?;
-        let missing = match model::locate(&manifest.name, None) {
-            Ok(_) => None,
-            Err(Error::Unavailable { what, why }) => Some(format!("{what} is not available: {why}")),
-            Err(error) => return Err(error),
-        };
         let (config, _) = ModelConfig::from_json(&path, capture.resolved_config())?;
         let keys = capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned()).collect();
         Ok(Outline {
             name: manifest.name.clone(),
-            missing,
+            missing: missing(manifest)?,
             layers: config.num_hidden_layers,
             config,
             config_keys: keys,
@@ -75,6 +58,17 @@ impl Outline {
             rope_positions: capture.rope()?.positions,
             expects: manifest.expects.clone(),
         })
+    }
+}
+
+/// Why a fixture's checkpoint is not here, if it is not.
+///
+/// Errors: whatever else is wrong with its manifest.
+pub fn missing(manifest: &Manifest) -> Result<Option<String>> {
+    match model::locate(&manifest.name, None) {
+        Ok(_) => Ok(None),
+        Err(Error::Unavailable { what, why }) => Ok(Some(format!("{what} is not available: {why}"))),
+        Err(error) => Err(error),
     }
 }
 
