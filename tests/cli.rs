@@ -96,7 +96,7 @@ fn a_damaged_checkpoint_is_one_clear_line(#[case] model: &str, #[case] damage: D
 #[case::another_prompt(|p: &Path| rewrite(&p.join("prompts/base.txt"), "France", "Spain"), "capture refused: prompt file base")]
 #[case::another_config(|p: &Path| rewrite(&p.join("fixtures/tiny_llama/checkpoint/config.json"), "\"use_cache\": true", "\"use_cache\": false"), "capture refused: file config.json")]
 #[case::other_weights(|p: &Path| { let f = p.join("fixtures/tiny_llama/checkpoint/model.safetensors"); let mut b = fs::read(&f).unwrap(); let at = b.len() - 1; b[at] ^= 1; fs::write(&f, b).unwrap() }, "capture refused: weights")]
-#[case::another_models_capture(|p: &Path| drop(fs::copy(root().join("fixtures/tiny_mistral/reference.safetensors"), p.join("fixtures/tiny_llama/reference.safetensors")).unwrap()), "reference.safetensors")]
+#[case::another_models_capture(|p: &Path| { fs::copy(root().join("fixtures/tiny_mistral/reference.safetensors"), p.join("fixtures/tiny_llama/reference.safetensors")).unwrap(); }, "reference.safetensors")]
 #[case::damaged_capture(|p: &Path| fs::write(p.join("fixtures/tiny_llama/reference.safetensors"), [0xff; 64]).unwrap(), "reference.safetensors")]
 #[case::bad_manifest(|p: &Path| fs::write(p.join("fixtures/tiny_llama/manifest.toml"), "name = 3").unwrap(), "manifest.toml")]
 fn a_capture_that_does_not_belong_is_refused(#[case] damage: Damage, #[case] message: &str) {

@@ -85,7 +85,7 @@ pub(super) fn generate(
     let mut first = None;
     let mut failed = None;
     let started = Instant::now();
-    let record = free_run(runner, ids, n_tokens, |id| {
+    let record = free_run(runner, ids, n_tokens, subject.masked_ids(), |id| {
         first.get_or_insert_with(|| started.elapsed());
         if stop_at_eos && subject.stop_ids.contains(&id) {
             return false;
@@ -102,7 +102,7 @@ pub(super) fn generate(
         return Err(error.into());
     }
     writeln!(out, "{}", stream.finish()?)?;
-    if record.logits.rows().into_iter().last().is_some_and(|row| argmax(&row.to_vec()).is_none()) {
+    if record.logits.rows().into_iter().last().is_some_and(|row| argmax(&row.to_vec(), &[]).is_none()) {
         anyhow::bail!("the logits hold a NaN after {} tokens; nothing after that is text", tokens.len());
     }
     let ttft = first.unwrap_or_default();

@@ -1,7 +1,7 @@
 //! A model under test: its checkpoint as loaded, its tokenizer and prompts, and the HF capture it is judged by.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::bench;
@@ -24,7 +24,7 @@ pub struct Outline {
     pub missing: Option<String>,
     /// What its config implies, read from HF's resolved config in the capture.
     pub config: ModelConfig,
-    /// Keys of HF's resolved config.
+    /// Keys of HF's resolved config and of ours.
     pub config_keys: Vec<String>,
     /// Ids of the captured prompts, in capture order.
     pub prompts: Vec<String>,
@@ -32,8 +32,6 @@ pub struct Outline {
     pub lens: Vec<String>,
     /// Positions at which the capture holds RoPE rows.
     pub rope_positions: Vec<u32>,
-    /// Prompts whose expected first text holds for this model.
-    pub expects: Vec<String>,
     pub layers: usize,
 }
 
@@ -42,30 +40,37 @@ impl Outline {
     ///
     /// Errors: a manifest or capture that cannot be read; a fixture without capture is an error too.
     pub fn all() -> Result<Vec<Outline>> {
-        model::fixtures(&settings::root())?.iter().map(Outline::of).collect()
+        let root = settings::root();
+        model::fixtures(&root)?.iter().map(|manifest| Outline::of(&root, manifest)).collect()
     }
 
-    fn of(manifest: &Manifest) -> Result<Outline> {
-        let root = settings::root();
-        let path = root.join("fixtures").join(&manifest.name).join("reference.safetensors");
-        let capture = Capture::open(&path)?;
-        let missing = match model::locate(&manifest.name, None) {
+    /// One fixture under `root`.
+    ///
+    /// Errors: as [`Outline::all`].
+    pub fn of(root: &Path, manifest: &Manifest) -> Result<Outline> {
+        let capture = Capture::open(manifest.reference())?;
+        let missing = match model::locate_in(root, &manifest.name, None) {
             Ok(_) => None,
             Err(Error::Unavailable { what, why }) => Some(format!("{what} is not available: {why}")),
             Err(error) => return Err(error),
         };
-        let (config, _) = ModelConfig::from_json(&path, capture.resolved_config())?;
-        let keys = capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned()).collect();
+        let (config, _) = ModelConfig::from_json(capture.path(), capture.resolved_config())?;
+        Outline::read(&capture, &manifest.name, config, missing)
+    }
+
+    fn read(capture: &Capture, name: &str, config: ModelConfig, missing: Option<String>) -> Result<Outline> {
+        let hf = capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned());
+        // What HF's class derives in the model and does not state is a key too.
+        let ours = config.resolved().keys().map(|key| key.split('.').next().unwrap_or(key).to_owned()).collect::<Vec<_>>();
         Ok(Outline {
-            name: manifest.name.clone(),
+            name: name.into(),
             missing,
             layers: config.num_hidden_layers,
             config,
-            config_keys: keys,
+            config_keys: hf.chain(ours).collect::<BTreeSet<_>>().into_iter().collect(),
             prompts: capture.prompts().iter().map(|p| p.id.clone()).collect(),
             lens: capture.lens_prompts().to_vec(),
             rope_positions: capture.rope()?.positions,
-            expects: manifest.expects.clone(),
         })
     }
 }
@@ -73,6 +78,8 @@ impl Outline {
 /// A checkpoint with everything that is needed to run and to judge it.
 pub struct Subject {
     pub name: String,
+    /// The project it belongs to: its prompt files.
+    pub root: PathBuf,
     pub located: Located,
     pub config: ModelConfig,
     pub coverage: Coverage,
@@ -81,6 +88,7 @@ pub struct Subject {
     /// Token ids that end a generation.
     pub stop_ids: Vec<u32>,
     pub default_prompts: PromptSet,
+    masked: OnceLock<Vec<u32>>,
     template: OnceLock<ChatTemplate>,
     capture: OnceLock<Capture>,
     lenses: Mutex<HashMap<String, Arc<Lens>>>,
@@ -91,15 +99,25 @@ impl Subject {
     ///
     /// Errors: [`Error::Unavailable`], [`Error::Unknown`], and whatever is wrong with the checkpoint.
     pub fn open(model: &str, variant: Option<&str>) -> Result<Subject> {
-        let located = model::locate(model, variant)?;
+        let subject = Subject::unaccounted(&settings::root(), model, variant)?;
+        subject.checkpoint.account(&subject.config)?;
+        Ok(subject)
+    }
+
+    /// [`Subject::open`] under a given root, without holding the tensors against the config: phase 0 does that tensor
+    /// by tensor, so that a wrong one fails its own case.
+    ///
+    /// Errors: as [`Subject::open`].
+    pub fn unaccounted(root: &Path, model: &str, variant: Option<&str>) -> Result<Subject> {
+        let located = model::locate_in(root, model, variant)?;
         let dir = located.checkpoint_dir.clone();
         let (config, coverage) = ModelConfig::from_file(&dir)?;
         let checkpoint = Arc::new(Checkpoint::open(&dir)?);
-        checkpoint.account(&config)?;
         let tokenizer = Tokenizer::open(&dir)?;
         let stop_ids = tokenizer.stop_ids(&dir, &config)?;
         Ok(Subject {
             name: located.name.clone(),
+            root: root.into(),
             default_prompts: located.default_prompts,
             located,
             config,
@@ -107,6 +125,7 @@ impl Subject {
             checkpoint,
             tokenizer,
             stop_ids,
+            masked: OnceLock::new(),
             template: OnceLock::new(),
             capture: OnceLock::new(),
             lenses: Mutex::default(),
@@ -121,15 +140,24 @@ impl Subject {
     }
 
     /// The fixture of this name, opened once per process.
+    ///
+    /// Errors: as [`Subject::open`].
     pub fn shared(name: &str) -> Result<Arc<Subject>> {
-        static SUBJECTS: OnceLock<Mutex<BTreeMap<String, Arc<Subject>>>> = OnceLock::new();
-        let mut subjects = SUBJECTS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(subject) = subjects.get(name) {
-            return Ok(subject.clone());
-        }
-        let subject = Arc::new(Subject::open(name, None)?);
-        subjects.insert(name.into(), subject.clone());
-        Ok(subject)
+        static SUBJECTS: Shared = OnceLock::new();
+        once(&SUBJECTS, name, || Subject::open(name, None))
+    }
+
+    /// The fixture of this name as phase 0 looks at it, opened once per process.
+    ///
+    /// Errors: as [`Subject::unaccounted`].
+    pub fn shared_unaccounted(name: &str) -> Result<Arc<Subject>> {
+        static SUBJECTS: Shared = OnceLock::new();
+        once(&SUBJECTS, name, || Subject::unaccounted(&settings::root(), name, None))
+    }
+
+    /// Ids without a token (a padded vocabulary), ascending: no greedy choice may fall on them.
+    pub fn masked_ids(&self) -> &[u32] {
+        self.masked.get_or_init(|| self.tokenizer.unnamed_ids(self.config.vocab_size))
     }
 
     /// Its HF capture, opened on first use and refused when it was made for another checkpoint, tokenizer or prompts.
@@ -144,18 +172,18 @@ impl Subject {
             why: "no reference.safetensors beside its manifest; make one with fixtures/hf/capture.py".into(),
         })?;
         let capture = Capture::open(path)?;
-        capture.matches(&self.identity(&settings::root())?)?;
+        capture.matches(&self.identity()?)?;
         Ok(self.capture.get_or_init(|| capture))
     }
 
     /// Hashes of what is loaded.
     ///
     /// Errors: [`Error::Io`].
-    pub fn identity(&self, root: &Path) -> Result<Identity> {
+    pub fn identity(&self) -> Result<Identity> {
         Ok(Identity {
             weights_sha256: self.checkpoint.tensor_hashes()?,
             files_sha256: self.checkpoint.side_file_hashes()?,
-            prompts_sha256: prompt_hashes(root)?,
+            prompts_sha256: prompt_hashes(&self.root)?,
         })
     }
 
@@ -216,22 +244,23 @@ impl Subject {
     ///
     /// Errors: as [`Subject::capture`].
     pub fn outline(&self) -> Result<Outline> {
-        let capture = self.capture()?;
-        Ok(Outline {
-            name: self.name.clone(),
-            missing: None,
-            layers: self.config.num_hidden_layers,
-            config: self.config.clone(),
-            config_keys: capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned()).collect(),
-            prompts: capture.prompts().iter().map(|p| p.id.clone()).collect(),
-            lens: capture.lens_prompts().to_vec(),
-            rope_positions: capture.rope()?.positions,
-            expects: self.located.manifest.as_ref().map(|m| m.expects.clone()).unwrap_or_default(),
-        })
+        Outline::read(self.capture()?, &self.name, self.config.clone(), None)
     }
 
     /// Steps of every gated run. Positions a run of the gates needs beyond a prompt.
     pub const STEPS: usize = STEPS;
+}
+
+type Shared = OnceLock<Mutex<BTreeMap<String, Arc<Subject>>>>;
+
+fn once(subjects: &Shared, name: &str, open: impl FnOnce() -> Result<Subject>) -> Result<Arc<Subject>> {
+    let mut subjects = subjects.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(subject) = subjects.get(name) {
+        return Ok(subject.clone());
+    }
+    let subject = Arc::new(open()?);
+    subjects.insert(name.into(), subject.clone());
+    Ok(subject)
 }
 
 /// sha256 of every prompt file, under the capture's keys.
