@@ -52,7 +52,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 pub(super) fn setup(subject: &Subject, model: &ModelArgs, prompt: usize, n_tokens: usize) -> anyhow::Result<NpuRunner> {
     check_room(subject, prompt, n_tokens)?;
     let mut options = RunnerOptions::for_prompts([prompt], n_tokens, subject.config.max_position_embeddings);
-    options.plan = model.plan()?;
+    options.plan = model.plan();
     Ok(subject.runner(&model.label(), &options)?)
 }
 

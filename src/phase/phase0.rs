@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::subject::{Outline, Subject};
-use super::{Case, Finding};
+use super::{Case, Finding, Run};
 use crate::check::tolerance::at_most;
 use crate::check::{Extent, Verdict};
 use crate::error::{Error, Result};
@@ -40,6 +40,21 @@ type Look = fn(&Subject, &str) -> Result<Verdict>;
 pub fn cases(outline: &Outline) -> Vec<Case> {
     let model = outline.name.clone();
     cases_of(outline, &(Arc::new(move || Subject::shared_unaccounted(&model)) as Open))
+}
+
+/// All cases about one subject as one verdict; a case that cannot be carried out fails it.
+///
+/// Errors: as [`Subject::outline`].
+pub fn verdict(subject: &Arc<Subject>) -> Result<Verdict> {
+    let outline = subject.outline()?;
+    let subject = subject.clone();
+    let open: Open = Arc::new(move || Ok(subject.clone()));
+    let of = |case: Case| {
+        let Run::Static(run) = case.run else { return Verdict::not_run(format!("{}: needs a device", case.name)) };
+        let failed = |error: Error| Verdict::judge(vec![format!("{}: {error}", case.name)], Extent::new());
+        run().map_or_else(failed, |finding| finding.verdict)
+    };
+    Ok(Verdict::all(cases_of(&outline, &open).into_iter().map(of)))
 }
 
 /// The cases about whatever `open` opens.
@@ -98,7 +113,8 @@ fn scope(subject: &Subject, _: &str) -> Result<Verdict> {
     let hf = subject.capture()?.resolved_config();
     let type_differs = hf["model_type"] != architecture.model_type();
     // A config without `architectures` is loaded by its model_type.
-    let class_differs = hf["architectures"].as_array().is_some_and(|classes| classes.iter().all(|c| c != architecture.class()));
+    let class_differs =
+        hf["architectures"].as_array().is_some_and(|classes| classes.iter().all(|c| c != architecture.class()));
     let failure = (type_differs || class_differs)
         .then(|| format!("{}, HF runs {} ({})", architecture.class(), hf["architectures"], hf["model_type"]));
     Ok(one("architecture", failure))
@@ -210,6 +226,7 @@ fn rope_positions(subject: &Subject, _: &str) -> Result<Verdict> {
     let end = subject.config.max_position_embeddings;
     let wanted = || ROPE_POSITIONS.into_iter().filter(|&p| (p as usize) < end);
     let failures = wanted().filter(|p| !captured.contains(p)).map(|p| format!("the capture holds no RoPE row {p}"));
-    let extent = Extent::new().require("positions", wanted().count() as u64).compare("positions", captured.len() as u64);
+    let extent =
+        Extent::new().require("positions", wanted().count() as u64).compare("positions", captured.len() as u64);
     Ok(Verdict::judge(failures.collect(), extent))
 }

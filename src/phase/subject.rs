@@ -61,7 +61,8 @@ impl Outline {
     fn read(capture: &Capture, name: &str, config: ModelConfig, missing: Option<String>) -> Result<Outline> {
         let hf = capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned());
         // What HF's class derives in the model and does not state is a key too.
-        let ours = config.resolved().keys().map(|key| key.split('.').next().unwrap_or(key).to_owned()).collect::<Vec<_>>();
+        let ours =
+            config.resolved().keys().map(|key| key.split('.').next().unwrap_or(key).to_owned()).collect::<Vec<_>>();
         Ok(Outline {
             name: name.into(),
             missing,

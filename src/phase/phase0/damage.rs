@@ -126,10 +126,13 @@ impl Project {
 
     /// The cases that do not pass, with `change` made to the subject, named without the model and in case order.
     pub fn failing_with(&self, change: impl FnOnce(&mut Subject)) -> Vec<String> {
-        failing(&self.outline, self.subject().map(|mut subject| {
-            change(&mut subject);
-            Arc::new(subject)
-        }))
+        failing(
+            &self.outline,
+            self.subject().map(|mut subject| {
+                change(&mut subject);
+                Arc::new(subject)
+            }),
+        )
     }
 
     pub fn outline(&self) -> &Outline {

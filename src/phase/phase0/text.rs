@@ -102,7 +102,8 @@ pub(super) fn template(subject: &Subject, _: &str) -> Result<Verdict> {
 /// greedy choice may fall on them), and so are tokens without a row.
 pub(super) fn vocabulary(subject: &Subject, _: &str) -> Result<Verdict> {
     let (rows, masked) = (subject.config.vocab_size, subject.masked_ids());
-    let special = subject.stop_ids.iter().map(|&id| (id, "stop")).chain(subject.config.bos_token_id.map(|id| (id, "BOS")));
+    let special =
+        subject.stop_ids.iter().map(|&id| (id, "stop")).chain(subject.config.bos_token_id.map(|id| (id, "BOS")));
     let failures = special.filter_map(|(id, what)| {
         if id as usize >= rows {
             Some(format!("{what} id {id} has no row among {rows}"))
@@ -118,7 +119,8 @@ pub(super) fn vocabulary(subject: &Subject, _: &str) -> Result<Verdict> {
     }
     let named = subject.tokenizer.vocab_size();
     if named > rows {
-        verdict = verdict.warn(format!("tokens with ids {rows} to {} have no row: text with them cannot run", named - 1));
+        verdict =
+            verdict.warn(format!("tokens with ids {rows} to {} have no row: text with them cannot run", named - 1));
     }
     Ok(verdict)
 }
