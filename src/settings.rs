@@ -1,6 +1,7 @@
 //! Every environment variable that phasegate reads, in one place, all named `PHASEGATE_*`. The README lists them.
 //!
-//! (The Hugging Face cache keeps its own variables, `HF_HOME` and `HF_HUB_CACHE`, which `hf-hub` reads.)
+//! Two tools keep variables of their own: the Hugging Face cache (`HF_HUB_CACHE` here, `HF_HOME` in hf-hub) and nextest
+//! (`NEXTEST`, which says that this process runs one test only).
 
 use std::path::PathBuf;
 
@@ -52,6 +53,16 @@ pub fn isa() -> Option<String> {
 /// Whether runs may be served from the run cache.
 pub fn run_cache() -> bool {
     get(RUN_CACHE).is_none_or(|v| v != "off")
+}
+
+/// The Hugging Face cache's folder where it is given; `HF_HOME` and the home folder are hf-hub's business.
+pub fn hf_hub_cache() -> Option<PathBuf> {
+    get("HF_HUB_CACHE").map(PathBuf::from)
+}
+
+/// Whether this process was started by nextest to run a single test.
+pub fn one_test_per_process() -> bool {
+    get("NEXTEST").is_some()
 }
 
 /// Worker threads of the emulated device.

@@ -3,6 +3,7 @@
 use ndarray::ArrayView2;
 use serde::Serialize;
 
+use super::quantile::Summary;
 use super::same_shape;
 use crate::error::Result;
 
@@ -67,6 +68,24 @@ impl Metrics {
         metrics.nan_count = bad.count() + usize::from(first.is_some());
         metrics.first_bad = first.map(|i| (i / columns, i % columns));
         Ok(metrics)
+    }
+
+    /// The geometric mean over rows (positions) of each row's max|e|, which no single outlying row moves far; NaN where a
+    /// row's is, 0 where a row has no error at all.
+    ///
+    /// Shapes: `[r, c]` both.
+    ///
+    /// Errors: [`crate::error::Error::Comparison`] for other shapes.
+    pub fn typical_max_abs(device: ArrayView2<'_, f32>, reference: ArrayView2<'_, f32>) -> Result<f64> {
+        same_shape("metrics", device.shape(), reference.shape())?;
+        let rows = device.outer_iter().zip(reference.outer_iter());
+        let logs: Vec<f64> = rows
+            .map(|(d, r)| {
+                let errors = d.iter().zip(r).map(|(&d, &r)| (f64::from(d) - f64::from(r)).abs());
+                errors.fold(0.0, |max: f64, e| if e.is_nan() || e > max { e } else { max }).ln()
+            })
+            .collect();
+        Ok(Summary::of(&logs).mean.exp())
     }
 
     /// No figure at all.
@@ -223,6 +242,18 @@ mod tests {
     use ndarray::{Array2, arr2, s};
 
     use super::*;
+
+    #[test]
+    fn one_outlying_row_hardly_moves_the_typical_max_abs() {
+        let reference = ndarray::Array2::<f32>::zeros((10, 4));
+        let mut device = ndarray::Array2::<f32>::from_elem((10, 4), 0.5);
+        let even = Metrics::typical_max_abs(device.view(), reference.view()).unwrap();
+        device[[3, 1]] = 8.0;
+        let outlier = Metrics::typical_max_abs(device.view(), reference.view()).unwrap();
+        assert!((even - 0.5).abs() < 1e-12 && outlier < 0.5 * 1.33, "{even} {outlier}");
+        device[[7, 0]] = f32::NAN;
+        assert!(Metrics::typical_max_abs(device.view(), reference.view()).unwrap().is_nan());
+    }
 
     #[test]
     fn figures_by_hand() {

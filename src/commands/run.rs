@@ -102,7 +102,7 @@ pub(super) fn generate(
         return Err(error.into());
     }
     writeln!(out, "{}", stream.finish()?)?;
-    if record.logits.rows().into_iter().last().is_some_and(|row| argmax(&row.to_vec(), &[]).is_none()) {
+    if record.logits.outer_iter().next_back().is_some_and(|row| argmax(&row.to_vec(), &[]).is_none()) {
         anyhow::bail!("the logits hold a NaN after {} tokens; nothing after that is text", tokens.len());
     }
     let ttft = first.unwrap_or_default();

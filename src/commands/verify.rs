@@ -112,6 +112,8 @@ fn report(
     for (name, value) in &kl.numbers {
         report.fact(name, *value);
     }
+    let figure = |name: &str| kl.numbers.iter().find(|(known, _)| *known == name).map_or(f64::NAN, |(_, value)| *value);
+    report.fact("kl_times_floor", figure("kl_median") / figure("kl_floor_median"));
     report.fact("prefill_ms_median", Summary::of(&prefill).median);
     report.fact("decode_ms_median", Summary::of(&decode).median);
     report.fact("composition", crate::phase::phase2::composition(bench.subject())?.to_string());

@@ -167,8 +167,8 @@ impl<'a> HfId<'a> {
 
 /// The cache that HF's own tools use: `HF_HUB_CACHE`, else `HF_HOME`, else the home folder's.
 fn cache() -> Cache {
-    match std::env::var_os("HF_HUB_CACHE").filter(|v| !v.is_empty()) {
-        Some(path) => Cache::new(path.into()),
+    match settings::hf_hub_cache() {
+        Some(path) => Cache::new(path),
         None => Cache::from_env(),
     }
 }

@@ -11,6 +11,7 @@ use crate::device::emu::EmuDevice;
 use crate::error::{Error, Result};
 use crate::model::hashes::sha256;
 use crate::plan::{self, PlanOptions};
+use crate::reference::PromptCapture;
 use crate::runner::{NpuRunner, Record, RunCache, RunnerOptions, TapRequest};
 use crate::runner::{RunKey, npu, plan_hash};
 use crate::settings;
@@ -70,6 +71,7 @@ fn absent(label: &str) -> Error {
 pub struct Bench {
     subject: Arc<Subject>,
     device: String,
+    prompts: Vec<String>,
     options: RunnerOptions,
     cache: RunCache,
     runner: Mutex<Option<NpuRunner>>,
@@ -90,7 +92,7 @@ impl Bench {
         options.plan = plan;
         let cache = RunCache::open()?;
         let (runner, records) = Default::default();
-        Ok(Bench { subject, device: device.into(), options, cache, runner, records })
+        Ok(Bench { subject, device: device.into(), prompts: prompts.to_vec(), options, cache, runner, records })
     }
 
     /// The bench for all captured prompts of a fixture, shared by the cases of this process.
@@ -133,6 +135,36 @@ impl Bench {
         if let Some(record) = records.get(prompt) {
             return Ok(record.clone());
         }
+        let record = Arc::new(self.cached(prompt)?);
+        records.insert(prompt.into(), record.clone());
+        Ok(record)
+    }
+
+    /// The record from the cache, or from a run. In a process that runs one test only, a run also serves the other
+    /// prompts of the set: the processes after this one find theirs and need not set the model up again.
+    fn cached(&self, prompt: &str) -> Result<Record> {
+        let (key, captured) = self.request(prompt)?;
+        if let Some(record) = self.cache.get(&key)? {
+            return Ok(record);
+        }
+        let record = self.cache.get_or_run(&key, || self.run(&key, &captured))?;
+        if settings::one_test_per_process() {
+            let set = |id: &str| id.split('_').next().map(str::to_owned);
+            let others = self.prompts.iter().filter(|id| *id != prompt && set(id) == set(prompt));
+            for other in others {
+                let (key, captured) = self.request(other)?;
+                self.cache.get_or_run(&key, || self.run(&key, &captured))?;
+            }
+        }
+        Ok(record)
+    }
+
+    fn run(&self, key: &RunKey, captured: &PromptCapture) -> Result<Record> {
+        self.with_runner(|runner| runner.record(&captured.ids, &captured.chosen, STEPS, &key.taps))
+    }
+
+    /// What a prompt's run depends on, and what HF did with it.
+    fn request(&self, prompt: &str) -> Result<(RunKey, PromptCapture)> {
         let capture = self.subject.capture()?;
         let captured = capture.prompt(prompt)?;
         let taps = match capture.lens(prompt)? {
@@ -143,13 +175,7 @@ impl Bench {
             },
             None => TapRequest::default(),
         };
-        let key = self.key(&captured.ids, &captured.chosen, &taps)?;
-        let record = self.cache.get_or_run(&key, || {
-            self.with_runner(|runner| runner.record(&captured.ids, &captured.chosen, STEPS, &taps))
-        })?;
-        let record = Arc::new(record);
-        records.insert(prompt.into(), record.clone());
-        Ok(record)
+        Ok((self.key(&captured.ids, &captured.chosen, &taps)?, captured))
     }
 
     /// Lends the runner, set up on first use.

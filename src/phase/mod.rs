@@ -36,13 +36,19 @@ impl Finding {
     }
 }
 
+/// A case without a device.
+pub type RunStatic = dyn Fn() -> Result<Finding> + Send + Sync;
+
+/// A case on the device of the given label.
+pub type RunOnDevice = dyn Fn(&str) -> Result<Finding> + Send + Sync;
+
 /// How a case is carried out.
 #[derive(Clone)]
 pub enum Run {
     /// Without a device.
-    Static(Arc<dyn Fn() -> Result<Finding> + Send + Sync>),
+    Static(Arc<RunStatic>),
     /// On the device of this label.
-    OnDevice(Arc<dyn Fn(&str) -> Result<Finding> + Send + Sync>),
+    OnDevice(Arc<RunOnDevice>),
 }
 
 /// One generated test case.

@@ -1,6 +1,6 @@
 //! Records on disk, so that nextest's process per test costs one prefill and not thirty.
 //!
-//! `<work dir>/runs/<hash of binary>/<hash of everything else>.safetensors`, written under a lock and then renamed. The
+//! `<work dir>/runs/<hash of binary>/<hash of everything else>.safetensors`, made under one lock for all binaries and then renamed. The
 //! key covers all that a record depends on; a record that cannot be read is made again.
 
 use std::fs::{self, File};
@@ -73,7 +73,16 @@ impl RunCache {
         RunCache { dir: Some(root.join(binary)) }
     }
 
-    /// The record of `key`: read if it is there, else made by `run` while other processes wait for it.
+    /// The record of `key` if it is there.
+    ///
+    /// Errors: none that a sound key can cause.
+    pub fn get(&self, key: &RunKey) -> Result<Option<Record>> {
+        let Some(dir) = &self.dir else { return Ok(None) };
+        Ok(load(&record_path(dir, key)?))
+    }
+
+    /// The record of `key`: read if it is there, else made by `run`. One process runs at a time: two that share the
+    /// cores would only slow each other down, and the next one may find its record made meanwhile.
     ///
     /// Errors: those of `run`; [`Error::Io`] when the cache's folder cannot be written.
     pub fn get_or_run(&self, key: &RunKey, run: impl FnOnce() -> Result<Record>) -> Result<Record> {
@@ -82,11 +91,11 @@ impl RunCache {
             fs::create_dir_all(dir).map_err(Error::io(dir))?;
             prune(dir);
         }
-        let path = dir.join(format!("{}.safetensors", key.hash()?));
+        let path = record_path(dir, key)?;
         if let Some(record) = load(&path) {
             return Ok(record);
         }
-        let lock_path = path.with_extension("lock");
+        let lock_path = dir.parent().unwrap_or(dir).join("running.lock");
         let lock = File::create(&lock_path).map_err(Error::io(&lock_path))?;
         lock.lock().map_err(Error::io(&lock_path))?;
         if let Some(record) = load(&path) {
@@ -116,6 +125,10 @@ fn binary_hash(exe: &Path) -> Result<String> {
     }
 }
 
+fn record_path(dir: &Path, key: &RunKey) -> Result<PathBuf> {
+    Ok(dir.join(format!("{}.safetensors", key.hash()?)))
+}
+
 fn load(path: &Path) -> Option<Record> {
     Record::from_bytes(&fs::read(path).ok()?, path).ok()
 }
@@ -126,7 +139,7 @@ fn prune(newest: &Path) {
     let Ok(entries) = fs::read_dir(root) else { return };
     let mut dirs: Vec<_> = entries
         .filter_map(|e| e.ok())
-        .filter(|e| e.path() != newest)
+        .filter(|e| e.path() != newest && e.path().is_dir())
         .filter_map(|e| Some((e.metadata().ok()?.modified().ok()?, e.path())))
         .collect();
     dirs.sort();

@@ -9,9 +9,6 @@ use super::source;
 const CARD: [&str; 9] =
     ["rstest", "insta", "proptest", "half", "safetensors", "ndarray", "xrt-sys", "serde_json", "libtest-mimic"];
 
-/// Those of them without a user yet, and why; an entry whose package has found its user is an error.
-const WITHOUT_A_USER_YET: &[(&str, &str)] = &[("xrt-sys", "its one user is src/device/npu, which is still to come")];
-
 fn manifest() -> toml::Table {
     files::text("Cargo.toml").expect("text").parse().expect("TOML")
 }
@@ -62,7 +59,6 @@ fn the_packages_of_the_card_are_dependencies_and_used() {
         assert!(direct, "{package} is not a direct dependency");
         let name = package.replace('-', "_");
         let used = code.iter().any(|code| source::uses_crate(code, &name));
-        let excused = WITHOUT_A_USER_YET.iter().any(|(unused, _)| *unused == package);
-        assert_ne!(used, excused, "{package}: used {used}, excused as unused {excused}");
+        assert!(used, "{package} is used nowhere");
     }
 }

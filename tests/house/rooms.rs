@@ -55,6 +55,7 @@ const PACKAGES: &[(&str, &[(&str, &str)])] = &[
             ("src/model/", "the room that knows file formats"),
             ("src/reference/", "reads captures"),
             ("src/runner/record", "reads and writes records"),
+            ("src/runner/tests.rs", "makes checkpoints"),
         ],
     ),
     ("tokenizers", &[("src/model/", "the room that knows file formats")]),

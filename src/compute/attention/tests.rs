@@ -1,3 +1,5 @@
+//! Attention against a naive f64 loop, at odd shapes, on every instruction set.
+
 use proptest::prelude::*;
 use rstest::rstest;
 

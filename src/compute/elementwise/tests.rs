@@ -1,3 +1,5 @@
+//! Elementwise kernels against f64, on every instruction set.
+
 use proptest::prelude::*;
 use rstest::rstest;
 

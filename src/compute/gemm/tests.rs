@@ -1,3 +1,5 @@
+//! GEMM and GEMV against f64 and against each other, on every instruction set.
+
 use proptest::prelude::*;
 use rstest::rstest;
 

@@ -1,3 +1,5 @@
+//! Every instruction set's lanes against plain arithmetic.
+
 use super::*;
 use crate::compute::{
     exp::{exp, exp2_negative},

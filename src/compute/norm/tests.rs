@@ -1,3 +1,5 @@
+//! RMSNorm against f64, on every instruction set.
+
 use proptest::prelude::*;
 
 use super::*;

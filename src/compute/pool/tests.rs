@@ -1,3 +1,5 @@
+//! The pool deals every piece once, in order, and survives panics.
+
 use std::{collections::HashSet, time::Duration};
 
 use rstest::rstest;

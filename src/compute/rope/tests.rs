@@ -1,3 +1,5 @@
+//! RoPE against f64, on every instruction set.
+
 use rstest::rstest;
 
 use super::*;

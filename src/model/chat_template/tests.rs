@@ -1,3 +1,5 @@
+//! Templates render as HF's jinja environment renders them.
+
 use std::path::PathBuf;
 
 use rstest::rstest;

@@ -1,3 +1,5 @@
+//! Models are found by name, folder and HF id, or the message says what is known.
+
 use std::fs;
 
 use rstest::rstest;

@@ -1,3 +1,5 @@
+//! Prompt files: lines, expectations, ids, and what is wrong with them.
+
 use std::path::Path;
 
 use rstest::rstest;

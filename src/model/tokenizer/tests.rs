@@ -1,3 +1,5 @@
+//! Tokenizers: ids, text streams, special tokens, stop ids.
+
 use std::path::Path;
 
 use rstest::rstest;

@@ -112,7 +112,11 @@ impl Hook for Drift {
 fn a_decode_that_is_not_the_prefill_fails() {
     let bench = bench("tiny_mistral", &ids(&["base_00", "long_00"]), |_| {});
     assert!(decode::case(&bench).unwrap().verdict.is_pass());
-    bench.with_runner(|runner| Ok(runner.add_hook(Arc::new(Mutex::new(Drift))))).unwrap();
+    let add = |runner: &mut crate::runner::NpuRunner| {
+        runner.add_hook(Arc::new(Mutex::new(Drift)));
+        Ok(())
+    };
+    bench.with_runner(add).unwrap();
     let verdict = decode::case(&bench).unwrap().verdict;
     assert_eq!(verdict.outcome(), Outcome::Fail, "{verdict}");
 }
