@@ -208,4 +208,130 @@ fn inspect_speaks_json() {
     let shown: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
     assert_eq!(shown["config"]["architecture"], "mistral");
     assert_eq!(shown["composition"], "inherits llama's layer");
+    assert_eq!((&shown["sizes"]["q_dim"], &shown["sizes"]["group"]), (&512.into(), &4.into()));
+    assert_eq!(shown["parameters"], 1_508_480);
+    let memory = &shown["memory"];
+    // 4 layers of 2 x 128 channels, k and v, bf16, 2048 positions.
+    assert_eq!(memory["kv_cache"], 4 * 2 * 128 * 2 * 2048);
+    assert!(memory["weights"].as_u64().unwrap() > 2 * (1_508_480 - 2 * 1024 * 128), "{memory}");
+    assert_eq!(shown["prompts"].as_array().unwrap().len(), 4);
+    assert!(!shown["outlook"].as_array().unwrap().is_empty());
+    assert_eq!(shown["verdict"]["outcome"], "pass");
+    assert!(shown["verdict"]["extent"]["compared"]["key"].as_u64().unwrap() > 20, "phase 0 is part of the verdict");
+}
+
+#[test]
+fn inspect_takes_a_directory_and_an_id_of_the_local_cache() {
+    let cache = tempfile::tempdir().unwrap();
+    let repo = cache.path().join("models--Some-Org--Some-Model");
+    copy(&root().join("fixtures/tiny_qwen3/checkpoint"), &repo.join("snapshots/0123456789abcdef"));
+    fs::create_dir_all(repo.join("refs")).unwrap();
+    fs::write(repo.join("refs/main"), "0123456789abcdef").unwrap();
+    for model in ["Some-Org/Some-Model", repo.join("snapshots/0123456789abcdef").to_str().unwrap()] {
+        phasegate()
+            .args(["inspect", model])
+            .env("HF_HUB_CACHE", cache.path())
+            .assert()
+            .success()
+            .stdout(contains("kernel-first: l00.q_norm").and(contains("no capture: nothing was compared with HF")));
+    }
+    refuses(
+        phasegate().args(["inspect", "Some-Org/Other"]).env("HF_HUB_CACHE", cache.path()),
+        3,
+        "hf download Some-Org/Other",
+    );
+}
+
+/// A checkpoint whose config is this one is refused with what, where and why.
+#[rstest]
+#[case::moe(
+    r#"{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}"#,
+    "num_local_experts = 8: mixture of experts is out of scope"
+)]
+#[case::mla(
+    r#"{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "kv_lora_rank": 512}"#,
+    "kv_lora_rank = 512: multi-head latent attention"
+)]
+#[case::fp8(
+    r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "quantization_config": {"quant_method": "fp8"}}"#,
+    "quantised checkpoints are out of scope"
+)]
+#[case::partial_rotary(
+    r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "partial_rotary_factor": 0.5}"#,
+    "partial_rotary_factor = 0.5: partial rotary"
+)]
+#[case::soft_capping(
+    r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "final_logit_softcapping": 30.0}"#,
+    "final_logit_softcapping = 30.0: logit soft-capping"
+)]
+#[case::window(
+    r#"{"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 4096}"#,
+    "sliding_window = 4096: sliding-window attention"
+)]
+#[case::yarn(r#"{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}"#, "rope_type = \"yarn\": YaRN scaling is not built yet")]
+#[case::longrope(
+    r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_scaling": {"type": "longrope"}}"#,
+    "LongRoPE scaling is not built yet"
+)]
+#[case::encoder(
+    r#"{"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": true}"#,
+    "encoder-decoder models are out of scope"
+)]
+#[case::activation(
+    r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "gelu"}"#,
+    "hidden_act = \"gelu\": an activation without a kernel here"
+)]
+#[case::wrapper(r#"{"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "vision_config": {}, "text_config": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 4}}"#, "its text_config is in scope (LlamaForCausalLM, 4 layers)")]
+fn inspect_refuses_with_the_reason(#[case] config: &str, #[case] why: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), config).unwrap();
+    let refused = refuses_text(phasegate().args(["inspect", dir.path().to_str().unwrap()]), 1);
+    assert!(refused.contains("config.json: refused: ") && refused.contains(why), "{refused}");
+}
+
+/// The one line of a refusal.
+fn refuses_text(command: &mut Command, code: i32) -> String {
+    let output = command.assert().code(code).stdout("");
+    String::from_utf8(output.get_output().stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_capture_of_another_checkpoint_fails_the_inspection() {
+    let project = project("tiny_qwen2");
+    rewrite(
+        &checkpoint(project.path(), "tiny_qwen2").join("config.json"),
+        "\"use_cache\": true",
+        "\"use_cache\": false",
+    );
+    let output = phasegate().args(["inspect", "tiny_qwen2"]).env("PHASEGATE_ROOT", project.path()).assert().code(1);
+    output.stdout(contains("FAIL").and(contains("capture refused: file config.json")));
+}
+
+/// Workarounds on the command line: they pass, and the report names them.
+#[rstest]
+#[case("tiny_qwen2", &["--bias", "host"], "bias", "host, behind RoPE")]
+#[case("tiny_llama", &["--host", "attention"], "host", "attention")]
+#[case("tiny_mistral", &["--pad-gqa", "8"], "pad_gqa", "8 query heads per KV head")]
+fn verify_reports_its_workaround(
+    #[case] model: &str,
+    #[case] options: &[&str],
+    #[case] fact: &str,
+    #[case] value: &str,
+) {
+    let reports = tempfile::tempdir().unwrap();
+    let folder = reports.path().to_str().unwrap();
+    let output = phasegate()
+        .args(["verify", model, "--max-prompts", "1", "--json", "--report-dir", folder])
+        .args(options)
+        .assert()
+        .success();
+    let report: serde_json::Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!(report["verdict"]["outcome"], "pass");
+    let shown = serde_json::to_string(&report["facts"]).unwrap();
+    assert!(shown.contains(fact) && shown.contains(value), "{shown}");
+}
+
+#[test]
+fn a_padding_that_drops_heads_is_a_usage_error() {
+    refuses(phasegate().args(["run", "tiny_llama", "--pad-gqa", "3"]), 64, "at least 4");
 }

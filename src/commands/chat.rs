@@ -65,6 +65,6 @@ fn conversation_runner(subject: &Subject, args: &ChatArgs) -> anyhow::Result<Npu
     let max = subject.config.max_position_embeddings.min(LONGEST_CONVERSATION);
     let lengths = (4..=max.ilog2()).map(|power| 1 << power).chain([max]);
     let mut options = RunnerOptions::for_prompts(lengths, args.n_tokens, max);
-    options.plan = args.model.plan()?;
+    options.plan = args.model.plan();
     Ok(subject.runner(&args.model.label(), &options)?)
 }

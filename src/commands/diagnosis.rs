@@ -28,7 +28,7 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
         Some(prompt) => prompt,
         None => anyhow::bail!("the capture of {} holds no layer outputs", subject.name),
     };
-    let bench = Bench::new(subject.clone(), &args.model.label(), std::slice::from_ref(&prompt), args.model.plan()?)?;
+    let bench = Bench::new(subject.clone(), &args.model.label(), std::slice::from_ref(&prompt), args.model.plan())?;
     let found = phase3::lens(&bench, &prompt)?;
     let positions = subject.lens(&prompt)?.positions.len();
     let columns = [
@@ -73,6 +73,9 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
         tables: vec![table],
     };
     report.fact("composition", phase2::composition(&subject)?.to_string());
+    for (option, value) in args.model.plan().facts() {
+        report.fact(option, value);
+    }
     if args.report.record {
         record(&args, &subject, &bench)?;
     }

@@ -1,13 +1,25 @@
-//! `inspect`: what a checkpoint is, without running it.
+//! `inspect`: what a checkpoint is, without running it. A refusal is one line with the reason, and exit code 1.
+
+mod outlook;
+mod people;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::check::{Extent, Verdict};
-use crate::phase::{Subject, phase2};
-use crate::report::{Cell, Table};
+use crate::error::Error;
+use crate::model::checkpoint::Accounting;
+use crate::model::{PromptSet, prompts};
+use crate::phase::{Subject, observability, phase0, phase2};
+use crate::plan::{Memory, PlanOptions};
+use outlook::Site;
+
+/// Units: positions. The prefill that memory and placement are worked out for where no manifest says otherwise.
+const SEQ_LEN: usize = 2048;
 
 #[derive(Args)]
 pub(super) struct InspectArgs {
@@ -22,48 +34,103 @@ pub(super) struct InspectArgs {
     json: bool,
 }
 
+/// A prompt as this checkpoint's tokenizer and template make it.
+#[derive(Serialize)]
+struct Tokenised {
+    id: String,
+    ids: Vec<u32>,
+}
+
+/// Everything there is to show.
+struct Inspection {
+    subject: Arc<Subject>,
+    accounting: Accounting,
+    memory: Memory,
+    prompts: Vec<Tokenised>,
+    sites: Vec<Site>,
+    /// Blind spots, where there is a capture to judge them by.
+    blind: Vec<&'static str>,
+    composition: String,
+    capture: String,
+    verdict: Verdict,
+}
+
 pub(super) fn run(args: InspectArgs) -> anyhow::Result<ExitCode> {
-    let subject = Subject::open(&args.model, args.variant.as_deref())?;
-    subject.tokenizer()?;
-    let accounting = subject.checkpoint.account(&subject.config)?;
-    let capture = match subject.capture() {
-        Ok(capture) => format!("belongs to this checkpoint ({})", capture.provenance().line()),
-        Err(error) => error.to_string(),
-    };
-    let composition = phase2::composition(&subject)?.to_string();
-    let extent = Extent::new().require("tensors", 1).compare("tensors", accounting.tensors.len() as u64);
-    let verdict = Verdict::judge(vec![], extent);
+    let inspection = Inspection::of(Subject::open_arc(&args.model, args.variant.as_deref())?)?;
     if args.json {
-        let tensors: Vec<_> = accounting
-            .tensors
-            .iter()
-            .map(|t| json!({"name": t.spec.name, "stored": t.stored, "shape": t.spec.shape, "dtype": format!("{:?}", t.dtype)}))
-            .collect();
-        let out = json!({
-            "model": subject.name, "config": subject.config, "coverage": subject.coverage, "parameters": accounting.parameters,
-            "bytes": accounting.bytes, "tensors": tensors, "composition": composition, "capture": capture,
-            "stop_ids": subject.stop_ids()?, "verdict": verdict,
+        println!("{}", serde_json::to_string_pretty(&inspection.json()?)?);
+    } else {
+        people::print(&inspection)?;
+    }
+    Ok(ExitCode::from(inspection.verdict.exit_code()))
+}
+
+impl Inspection {
+    fn of(subject: Arc<Subject>) -> anyhow::Result<Inspection> {
+        let accounting = subject.checkpoint.account(&subject.config)?;
+        let seq_len = subject.located.manifest.as_ref().map_or(SEQ_LEN, |m| m.seq_len);
+        let seq_len = seq_len.min(subject.config.max_position_embeddings);
+        let options = PlanOptions::default();
+        let extent = Extent::new().require("tensors", 1).compare("tensors", accounting.tensors.len() as u64);
+        let accounted = Verdict::judge(vec![], extent);
+        let (capture, verdict, blind) = match subject.capture() {
+            Ok(capture) => (
+                format!("belongs to this checkpoint ({})", capture.provenance().line()),
+                accounted.and(phase0::verdict(&subject)?),
+                observability::blind_spots(&subject)?.into_iter().map(|property| property.name).collect(),
+            ),
+            Err(error @ Error::Unavailable { .. }) => {
+                (error.to_string(), accounted.warn("no capture: nothing was compared with HF"), vec![])
+            }
+            Err(error) => {
+                let failed = Verdict::judge(vec![error.to_string()], Extent::new().require("captures", 1));
+                (error.to_string(), accounted.and(failed), vec![])
+            }
+        };
+        Ok(Inspection {
+            memory: Memory::of(&subject.config, seq_len, seq_len, &options)?,
+            prompts: tokenised(&subject)?,
+            sites: outlook::sites(&subject.config, seq_len)?,
+            composition: phase2::composition(&subject)?.to_string(),
+            subject,
+            accounting,
+            blind,
+            capture,
+            verdict,
+        })
+    }
+
+    fn json(&self) -> anyhow::Result<Value> {
+        let Inspection { subject, accounting, memory, verdict, .. } = self;
+        let tensors = accounting.tensors.iter().map(|t| {
+            json!({"name": t.spec.name, "stored": t.stored, "shape": t.spec.shape, "dtype": format!("{:?}", t.dtype)})
         });
-        println!("{}", serde_json::to_string_pretty(&out)?);
-        return Ok(ExitCode::SUCCESS);
+        let extras = accounting.extras.iter().map(|e| json!({"stored": e.stored, "reason": e.reason}));
+        let config = &subject.config;
+        Ok(json!({
+            "model": subject.name, "config": config, "coverage": subject.coverage,
+            "sizes": {"q_dim": config.q_dim(), "kv_dim": config.kv_dim(), "group": config.group()},
+            "parameters": accounting.parameters, "bytes": accounting.bytes,
+            "memory": memory, "memory_bytes": memory.total(),
+            "prefix": accounting.prefix, "tensors": tensors.collect::<Vec<_>>(), "extras": extras.collect::<Vec<_>>(),
+            "prompts": self.prompts, "stop_ids": subject.stop_ids()?, "ids_without_a_token": subject.masked_ids()?,
+            "composition": self.composition, "outlook": self.sites, "blind_spots": self.blind,
+            "capture": self.capture, "verdict": verdict,
+        }))
     }
-    let config = serde_json::to_value(&subject.config)?;
-    let mut table = Table::new("config", &["key", "value"]);
-    for (key, value) in config.as_object().into_iter().flatten() {
-        table.row([Cell::from(key.as_str()), value.to_string().into()]);
+}
+
+/// The first prompt of each set that this checkpoint can be asked; chats only with a template.
+fn tokenised(subject: &Subject) -> anyhow::Result<Vec<Tokenised>> {
+    let mut found = vec![];
+    for set in PromptSet::ALL {
+        let file = set.file(&subject.root);
+        let template = if set == PromptSet::Chat { subject.template().ok() } else { None };
+        if !file.is_file() || (set == PromptSet::Chat && template.is_none()) {
+            continue;
+        }
+        let all = prompts::load(&subject.root, set, subject.tokenizer()?, template)?;
+        found.extend(all.into_iter().take(1).map(|p| Tokenised { id: p.id, ids: p.ids }));
     }
-    println!("{} ({})\n\n{}", subject.name, subject.located.checkpoint_dir.display(), table.render());
-    let mut table = Table::new("tensors", &["tensor", "shape", "stored"]);
-    for tensor in &accounting.tensors {
-        let shape = format!("{:?}", tensor.spec.shape);
-        table.row([Cell::from(tensor.spec.name.as_str()), shape.into(), format!("{:?}", tensor.dtype).into()]);
-    }
-    println!("{}", table.render());
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    println!("{} parameters, {:.1} MiB of weights", accounting.parameters, mib(accounting.bytes));
-    let coverage = &subject.coverage;
-    let (used, irrelevant) = (coverage.used.len(), coverage.irrelevant.len());
-    println!("config keys: {used} used, {irrelevant} irrelevant, unknown: {:?}", coverage.unknown);
-    println!("stop ids: {:?}\ncomposition: {composition}\ncapture: {capture}\n{verdict}", subject.stop_ids()?);
-    Ok(ExitCode::SUCCESS)
+    Ok(found)
 }

@@ -18,7 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::check::Outcome;
 use crate::error::{Error, Result};
 use crate::model::PromptSet;
-use crate::plan::PlanOptions;
+use crate::plan::{BiasLowering, PlanOptions};
 use crate::report::Report;
 use crate::settings;
 
@@ -68,6 +68,18 @@ pub(crate) struct ModelArgs {
     /// Run kernels of this id on the CPU instead (attention, gemm_bf16 ...)
     #[arg(long, value_name = "KERNEL", value_delimiter = ',')]
     host: Vec<String>,
+    /// Where a bias of q, k and v is added: by a launch of its own, or on the CPU behind RoPE
+    #[arg(long, value_enum, default_value = "device")]
+    bias: Bias,
+    /// GQA-aware padding: query heads per KV head, phantom heads included
+    #[arg(long, value_name = "N")]
+    pad_gqa: Option<usize>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Bias {
+    Device,
+    Host,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -85,9 +97,12 @@ impl ModelArgs {
         }
     }
 
-    /// Errors: [`Error::Unknown`] for a kernel id that no plan has.
-    fn plan(&self) -> Result<PlanOptions> {
-        Ok(PlanOptions { host: self.host.clone(), ..PlanOptions::default() })
+    fn plan(&self) -> PlanOptions {
+        let bias = match self.bias {
+            Bias::Device => BiasLowering::Device,
+            Bias::Host => BiasLowering::Host,
+        };
+        PlanOptions { host: self.host.clone(), bias, pad_gqa: self.pad_gqa }
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 pub(super) fn setup(subject: &Subject, model: &ModelArgs, prompt: usize, n_tokens: usize) -> anyhow::Result<NpuRunner> {
     check_room(subject, prompt, n_tokens)?;
     let mut options = RunnerOptions::for_prompts([prompt], n_tokens, subject.config.max_position_embeddings);
-    options.plan = model.plan()?;
+    options.plan = model.plan();
     Ok(subject.runner(&model.label(), &options)?)
 }
 
@@ -86,7 +86,7 @@ pub(super) fn generate(
     let mut first = None;
     let mut failed = None;
     let started = Instant::now();
-    let record = free_run(runner, ids, n_tokens, |id| {
+    let record = free_run(runner, ids, n_tokens, &subject.masked_ids()?, |id| {
         first.get_or_insert_with(|| started.elapsed());
         if stop_at_eos && stop_ids.contains(&id) {
             return false;
@@ -103,7 +103,7 @@ pub(super) fn generate(
         return Err(error.into());
     }
     writeln!(out, "{}", stream.finish()?)?;
-    if record.logits.outer_iter().next_back().is_some_and(|row| argmax(&row.to_vec()).is_none()) {
+    if record.logits.outer_iter().next_back().is_some_and(|row| argmax(&row.to_vec(), &[]).is_none()) {
         anyhow::bail!("the logits hold a NaN after {} tokens; nothing after that is text", tokens.len());
     }
     let ttft = first.unwrap_or_default();

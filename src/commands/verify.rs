@@ -32,7 +32,7 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let most = args.max_prompts.filter(|_| !full && !args.report.record).unwrap_or(usize::MAX);
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
-    let bench = Bench::new(subject.clone(), &args.model.label(), &prompts, args.model.plan()?)?;
+    let bench = Bench::new(subject.clone(), &args.model.label(), &prompts, args.model.plan())?;
     let bar = super::progress_bar::bar(prompts.len() as u64, "verify");
     let mut findings = vec![];
     for id in &prompts {
@@ -42,7 +42,10 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     }
     bar.finish_and_clear();
     let kl = phase3::kl(&bench, &prompts)?;
-    let report = report(if full { "verify-full" } else { "verify" }, &bench, &findings, &kl, started)?;
+    let mut report = report(if full { "verify-full" } else { "verify" }, &bench, &findings, &kl, started)?;
+    for (option, value) in args.model.plan().facts() {
+        report.fact(option, value);
+    }
     if args.report.record {
         record(&args, &subject, &bench)?;
     }

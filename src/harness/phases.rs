@@ -36,8 +36,9 @@ fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) ->
         suite.device(device, there);
     }
     let wanted = wanted(&Arguments::from_args());
-    for manifest in model::fixtures(&settings::root())? {
-        let there = match phase::subject::missing(&manifest)? {
+    let root = settings::root();
+    for manifest in model::fixtures(&root)? {
+        let there = match phase::subject::missing(&root, &manifest)? {
             Some(why) => Availability::Missing(why),
             None => Availability::Available,
         };
@@ -45,7 +46,7 @@ fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) ->
         if wanted.as_ref().is_some_and(|model| *model != manifest.name) {
             continue;
         }
-        let outline = Outline::of(&manifest)?;
+        let outline = Outline::of(&root, &manifest)?;
         let cases = cases(&outline);
         if let Some(document) = document {
             let baselines = cases.iter().filter(|c| c.baseline).map(|c| c.name.clone()).collect();

@@ -51,6 +51,11 @@ impl PromptSet {
         root.join("prompts").join(format!("{}.txt", self.file_key()))
     }
 
+    /// Whether a capture keeps layer outputs of its first prompt.
+    pub fn has_lens(self) -> bool {
+        self != PromptSet::Instruct
+    }
+
     /// The set of a prompt id such as `base_00`.
     pub fn of_id(id: &str) -> Option<PromptSet> {
         let (set, number) = id.rsplit_once('_')?;

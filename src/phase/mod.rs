@@ -4,10 +4,13 @@
 //! same functions. Nothing here prints.
 
 pub mod bench;
+pub mod decode;
+pub mod observability;
 pub mod phase0;
 pub mod phase2;
 pub mod phase3;
 pub mod progress;
+pub mod rewrite;
 pub mod subject;
 
 use std::sync::Arc;

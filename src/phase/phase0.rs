@@ -1,33 +1,69 @@
 //! Phase 0: can this checkpoint be deployed, and is the reference sound?
 //!
 //! The strictest preflight there is: a pass means this checkpoint, exactly, as Hugging Face runs it. No device.
+//! Every case can fail: `tests.rs` damages a fixture for each and requires it to.
+
+mod reference;
+mod text;
+
+#[cfg(test)]
+mod damage;
+#[cfg(test)]
+mod mutations;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::subject::{Outline, Subject};
-use super::{Case, Finding};
-use crate::check::tolerance::{at_least, at_most};
+use super::{Case, Finding, Run};
+use crate::check::tolerance::at_most;
 use crate::check::{Extent, Verdict};
 use crate::error::{Error, Result};
-use crate::model::chat_template::Message;
-use crate::model::{PromptSet, RopeTable, prompts};
-use crate::reference::noise::Floor;
-use crate::settings;
+use crate::model::{PromptSet, RopeTable, config};
 
 /// RoPE rows before rounding may differ from HF's by this much: what one f32 rounding of the angle does at 2047.
 const ROPE_MAX_ABS: f64 = 1e-6;
 
-/// A perplexity above this is no language model's on plain text; one below 1 is no probability's.
-const PERPLEXITY_MAX: f64 = 1000.0;
+/// Positions whose RoPE rows must be compared, as far as the model has them: both ends, and both sides of where
+/// scaling and long prompts begin.
+const ROPE_POSITIONS: [u32; 6] = [0, 1, 64, 511, 512, 2047];
 
-/// Perplexity of HF bf16 over HF f32: HF agrees with itself within 0.3 %; 5 % is a broken reference.
-const PERPLEXITY_RATIO_MAX: f64 = 1.05;
+/// Opens the model that the cases are about.
+type Open = Arc<dyn Fn() -> Result<Arc<Subject>> + Send + Sync>;
+
+/// What a case does with the subject and its argument.
+type Look = fn(&Subject, &str) -> Result<Verdict>;
 
 /// Every case of phase 0 for one model.
 pub fn cases(outline: &Outline) -> Vec<Case> {
+    let model = outline.name.clone();
+    cases_of(outline, &(Arc::new(move || Subject::shared_unaccounted(&model)) as Open))
+}
+
+/// All cases about one subject as one verdict; a case that cannot be carried out fails it.
+///
+/// Errors: as [`Subject::outline`].
+pub fn verdict(subject: &Arc<Subject>) -> Result<Verdict> {
+    let outline = subject.outline()?;
+    let subject = subject.clone();
+    let open: Open = Arc::new(move || Ok(subject.clone()));
+    let of = |case: Case| {
+        let Run::Static(run) = case.run else { return Verdict::not_run(format!("{}: needs a device", case.name)) };
+        let failed = |error: Error| Verdict::judge(vec![format!("{}: {error}", case.name)], Extent::new());
+        run().map_or_else(failed, |finding| finding.verdict)
+    };
+    Ok(Verdict::all(cases_of(&outline, &open).into_iter().map(of)))
+}
+
+/// The cases about whatever `open` opens.
+fn cases_of(outline: &Outline, open: &Open) -> Vec<Case> {
     let model = outline.name.as_str();
     let mut cases = vec![];
-    let mut add = |name: String, run: fn(&Subject, &str) -> Result<Verdict>, argument: &str| {
-        let (m, argument) = (model.to_owned(), argument.to_owned());
-        cases.push(Case::fixed(name, model, move || Ok(Finding::of(run(&*Subject::shared(&m)?, &argument)?))));
+    let mut add = |name: String, look: Look, argument: &str| {
+        let (open, argument) = (open.clone(), argument.to_owned());
+        cases.push(Case::fixed(name, model, move || Ok(Finding::of(look(&*open()?, &argument)?))));
     };
     add(format!("scope::{model}"), scope, "");
     add(format!("coverage::{model}"), coverage, "");
@@ -39,17 +75,25 @@ pub fn cases(outline: &Outline) -> Vec<Case> {
         let place = spec.layer.map_or(String::new(), |l| format!("l{l:02}::"));
         add(format!("tensor::{model}::{place}{}", spec.part), tensor, &spec.name);
     }
+    add(format!("tensor::{model}::nothing_missing"), missing, "");
     add(format!("tensor::{model}::nothing_left_over"), left_over, "");
     for position in &outline.rope_positions {
         add(format!("rope::{model}::pos_{position:04}"), rope, &position.to_string());
     }
+    add(format!("rope::{model}::positions"), rope_positions, "");
     for prompt in &outline.prompts {
-        add(format!("tokens::{model}::{prompt}"), tokens, prompt);
-        add(format!("baseline::{model}::{prompt}"), baseline, prompt);
+        add(format!("tokens::{model}::{prompt}"), text::tokens, prompt);
+        add(format!("baseline::{model}::{prompt}"), reference::answer, prompt);
     }
-    add(format!("template::{model}"), template, "");
-    add(format!("stop_set::{model}"), stop_set, "");
-    add(format!("baseline::{model}::perplexity"), perplexity, "");
+    add(format!("tokens::{model}::held_out"), text::held_out, "");
+    if outline.prompts.iter().any(|id| PromptSet::of_id(id) == Some(PromptSet::Chat)) {
+        add(format!("template::{model}"), text::template, "");
+    }
+    add(format!("vocabulary::{model}"), text::vocabulary, "");
+    add(format!("stop_set::{model}"), text::stop_set, "");
+    add(format!("baseline::{model}::sound"), reference::sound, "");
+    add(format!("baseline::{model}::complete"), reference::complete, "");
+    add(format!("baseline::{model}::perplexity"), reference::perplexity, "");
     cases
 }
 
@@ -63,36 +107,63 @@ fn one(what: &str, failure: Option<String>) -> Verdict {
     Verdict::judge(failure.into_iter().collect(), Extent::new().require(what, 1).compare(what, 1))
 }
 
-/// Opening the checkpoint has already refused everything out of scope.
+/// Opening the checkpoint has refused everything out of scope; HF runs the same class.
 fn scope(subject: &Subject, _: &str) -> Result<Verdict> {
-    let class = subject.config.architecture.class();
-    let hf = subject.capture()?.resolved_config()["architectures"][0].as_str().map(str::to_owned);
-    Ok(one("architecture", (hf.as_deref() != Some(class)).then(|| format!("{class}, HF runs {hf:?}"))))
+    let architecture = subject.config.architecture;
+    let hf = subject.capture()?.resolved_config();
+    let type_differs = hf["model_type"] != architecture.model_type();
+    // A config without `architectures` is loaded by its model_type.
+    let class_differs =
+        hf["architectures"].as_array().is_some_and(|classes| classes.iter().all(|c| c != architecture.class()));
+    let failure = (type_differs || class_differs)
+        .then(|| format!("{}, HF runs {} ({})", architecture.class(), hf["architectures"], hf["model_type"]));
+    Ok(one("architecture", failure))
 }
 
+/// Every key of config.json is in the account: used, known to change nothing, or unknown and no part of a computation
+/// (reading the config has refused those that are).
 fn coverage(subject: &Subject, _: &str) -> Result<Verdict> {
-    let unknown = &subject.coverage.unknown;
-    let used = subject.coverage.used.len() as u64;
-    let extent = Extent::new().require("config keys", 1).compare("config keys", used);
-    let verdict = Verdict::judge(vec![], extent);
-    Ok(unknown
-        .iter()
-        .fold(verdict, |v, key| v.warn(format!("config key {key} is unknown and belongs to no computation"))))
+    let coverage = &subject.coverage;
+    let json = config::read_json(&subject.located.checkpoint_dir.join(config::CONFIG_FILE))?;
+    let mut stated = vec![];
+    for (key, value) in json.as_object().into_iter().flatten() {
+        stated.push(key.clone());
+        let inner = value.as_object().filter(|_| key.starts_with("rope_")).into_iter().flatten();
+        stated.extend(inner.map(|(name, _)| format!("{key}.{name}")));
+    }
+    let irrelevant = coverage.irrelevant.iter().map(|(key, _)| key);
+    let accounted: BTreeSet<&String> = coverage.used.iter().chain(irrelevant).chain(&coverage.unknown).collect();
+    let lost = stated.iter().filter(|key| !accounted.contains(key));
+    let failures = lost.map(|key| format!("config key {key} is in no account")).collect();
+    let extent = Extent::new().require("config keys", stated.len() as u64);
+    let verdict = Verdict::judge(failures, extent.compare("config keys", accounted.len() as u64));
+    let unknown = coverage.unknown.iter();
+    Ok(unknown.fold(verdict, |v, key| v.warn(format!("config key {key} is unknown and belongs to no computation"))))
 }
 
 /// The capture was made for exactly these weights, this config, tokenizer and prompt files.
 fn identity(subject: &Subject, _: &str) -> Result<Verdict> {
-    let capture = subject.capture()?;
-    capture.sound()?;
-    let weights = capture.identity().weights_sha256.len() as u64;
-    Ok(Verdict::judge(vec![], Extent::new().require("weight hashes", 1).compare("weight hashes", weights)))
+    let identity = subject.capture()?.identity();
+    let hashes = [&identity.weights_sha256, &identity.files_sha256, &identity.prompts_sha256];
+    let compared = hashes.iter().map(|h| h.len() as u64).sum();
+    Ok(Verdict::judge(vec![], Extent::new().require("hashes", hashes.len() as u64).compare("hashes", compared)))
 }
 
-/// One key of HF's resolved config against what we made of config.json.
+/// One key: what we made of config.json against what HF did. A key that nobody here uses must at least be known, and
+/// stand in config.json as HF read it.
 fn config_key(subject: &Subject, key: &str) -> Result<Verdict> {
-    let differences = subject.config.resolved_differences(subject.capture()?.resolved_config());
-    let found = differences.into_iter().find(|d| d.key == key || d.key.starts_with(&format!("{key}.")));
-    Ok(one("key", found.map(|d| format!("{}: ours {}, HF's {}", d.key, d.ours, d.hf))))
+    let hf = subject.capture()?.resolved_config();
+    let differences = subject.config.resolved_differences(hf);
+    let mut found = differences.into_iter().find(|d| d.key == key || d.key.starts_with(&format!("{key}.")));
+    if found.is_none() {
+        let path = subject.located.checkpoint_dir.join(config::CONFIG_FILE);
+        found = subject.config.stated_difference(&config::read_json(&path)?, hf, key);
+    }
+    let verdict = one("key", found.map(|d| format!("{}: ours {}, HF's {}", d.key, d.ours, d.hf)));
+    if subject.config.accounts_for(key, &hf[key]) {
+        return Ok(verdict);
+    }
+    Ok(verdict.warn(format!("HF resolves {key}, which is unknown here and belongs to no computation")))
 }
 
 fn tensor(subject: &Subject, name: &str) -> Result<Verdict> {
@@ -104,11 +175,22 @@ fn tensor(subject: &Subject, name: &str) -> Result<Verdict> {
     Ok(one("tensor", (nonfinite > 0).then(|| format!("{name}: {nonfinite} values are NaN or infinite"))))
 }
 
+/// Every tensor that the checkpoint's own config implies is stored, also one that HF's does not and that has no case.
+fn missing(subject: &Subject, _: &str) -> Result<Verdict> {
+    let expected = subject.config.tensors();
+    let missing = expected.iter().filter(|spec| !subject.checkpoint.contains(&spec.name));
+    let failures: Vec<String> = missing.map(|spec| format!("{} is not stored", spec.name)).collect();
+    let found = (expected.len() - failures.len()) as u64;
+    let extent = Extent::new().require("tensors", expected.len() as u64).compare("tensors", found);
+    Ok(Verdict::judge(failures, extent))
+}
+
+/// No tensor beyond the expected but a listed few; a wrong one among the expected fails its own case.
 fn left_over(subject: &Subject, _: &str) -> Result<Verdict> {
-    let accounting = subject.checkpoint.account(&subject.config)?;
-    let tensors = accounting.tensors.len() as u64;
-    let expected = subject.config.tensors().len() as u64;
-    Ok(Verdict::judge(vec![], Extent::new().require("tensors", expected).compare("tensors", tensors)))
+    let stored = subject.checkpoint.tensor_names().count();
+    let extras = subject.checkpoint.extras(&subject.config)?;
+    let verdict = Verdict::judge(vec![], Extent::new().require("tensors", 1).compare("tensors", stored as u64));
+    Ok(extras.iter().fold(verdict, |v, extra| v.warn(format!("{}: {}", extra.stored, extra.reason))))
 }
 
 /// Our cos and sin at one position against HF's, before any rounding.
@@ -125,116 +207,26 @@ fn rope(subject: &Subject, position: &str) -> Result<Verdict> {
     let (cos, sin) = RopeTable::new(&subject.config).rows(&[wanted as usize], seq_len);
     let half = subject.config.head_dim / 2;
     let mut worst = 0f64;
+    let mut values = 0;
     for (ours, hf) in [(cos, captured.cos.row(row)), (sin, captured.sin.row(row))] {
         for (i, hf) in hf.iter().enumerate() {
             let error = f64::from((ours[[0, i % half]] - hf).abs());
             worst = if error.is_nan() { f64::NAN } else { worst.max(error) };
+            values += 1;
         }
     }
     let failure = (!at_most(worst, ROPE_MAX_ABS)).then(|| format!("max_abs {worst:.3e} > {ROPE_MAX_ABS:e} against HF"));
-    let values = 2 * captured.cos.ncols() as u64;
     let extent = Extent::new().require("values", 4 * half as u64).compare("values", values);
     Ok(Verdict::judge(failure.into_iter().collect(), extent))
 }
 
-/// Rendered text and ids of one prompt equal the capture's; exactly one BOS where HF has one.
-fn tokens(subject: &Subject, id: &str) -> Result<Verdict> {
-    let capture = subject.capture()?;
-    let captured = capture.prompts().iter().find(|p| p.id == id).ok_or_else(|| Error::Unknown {
-        kind: "prompt",
-        name: id.into(),
-        known: capture.prompts().iter().map(|p| p.id.as_str()).collect::<Vec<_>>().join(", "),
-    })?;
-    let (set, ours) = prompt_line(id)?;
-    let (rendered, ids) = match set {
-        PromptSet::Chat => subject.chat_ids(&[Message::user(ours.text)])?,
-        _ => subject.raw_ids(&ours.text)?,
-    };
-    let mut failures = vec![];
-    if rendered != captured.rendered {
-        failures.push(format!("rendered text {rendered:?}, HF's {:?}", captured.rendered));
-    }
-    let hf = capture.prompt(id)?.ids;
-    if ids != hf {
-        let at = ids.iter().zip(&hf).position(|(a, b)| a != b).unwrap_or(ids.len().min(hf.len()));
-        failures.push(format!("{} ids, HF has {}; the first difference is at {at}", ids.len(), hf.len()));
-    }
-    let bos = subject.tokenizer()?.leading_bos(&ids, &subject.config);
-    if bos > 1 {
-        failures.push(format!("the prompt starts with {bos} BOS tokens"));
-    }
-    let extent = Extent::new().require("ids", hf.len() as u64).compare("ids", ids.len().min(hf.len()) as u64);
-    Ok(Verdict::judge(failures, extent))
-}
-
-/// The line of a prompt file that a captured prompt was made from.
-///
-/// Errors: [`Error::Unknown`] when the files hold no such prompt.
-fn prompt_line(id: &str) -> Result<(PromptSet, prompts::Line)> {
-    let root = settings::root();
-    let unknown = |known: String| Error::Unknown { kind: "prompt", name: id.into(), known };
-    let set = PromptSet::of_id(id).ok_or_else(|| unknown("base_00, instruct_00, chat_00, long_00 ...".into()))?;
-    let mut lines = prompts::read(&set.file(&root))?;
-    let at = prompts::list(&root, set)?.iter().position(|known| known == id);
-    match at.filter(|&at| at < lines.len()) {
-        Some(at) => Ok((set, lines.swap_remove(at))),
-        None => Err(unknown(prompts::list(&root, set)?.join(", "))),
-    }
-}
-
-fn template(subject: &Subject, _: &str) -> Result<Verdict> {
-    let (text, ids) = subject.chat_ids(&[Message::user("one"), Message::assistant("two"), Message::user("three")])?;
-    let complete = ["one", "two", "three"].iter().all(|turn| text.contains(turn)) && !ids.is_empty();
-    Ok(one("conversation", (!complete).then(|| format!("a turn is missing in {text:?}"))))
-}
-
-fn stop_set(subject: &Subject, _: &str) -> Result<Verdict> {
-    let sorted = |ids: &[u32]| {
-        let mut ids = ids.to_vec();
-        ids.sort_unstable();
-        ids
-    };
-    let (ours, hf) = (sorted(subject.stop_ids()?), sorted(subject.capture()?.stop_ids()));
-    Ok(one("stop set", (ours != hf).then(|| format!("{ours:?}, HF's {hf:?}"))))
-}
-
-/// HF's own answer to one prompt is finite, not degenerate, and starts as the world says where that is known.
-fn baseline(subject: &Subject, id: &str) -> Result<Verdict> {
-    let captured = subject.capture()?.prompt(id)?;
-    let mut failures = vec![];
-    let finite = captured.bf16.logits.iter().chain(&captured.f32.logits).all(|x| x.is_finite());
-    if !finite {
-        failures.push("HF's logits hold a NaN or an infinity".into());
-    }
-    // Mass of HF's own choice at each step: all about uniform is a broken model.
-    let uniform = 1.0 / subject.config.vocab_size as f64;
-    let steps = 0..captured.bf16_lse.len();
-    let mass = |step: usize| f64::from(captured.bf16.logits[[step, 0]] - captured.bf16_lse[step]).exp();
-    let flat = steps.filter(|&step| !at_least(mass(step), 4.0 * uniform)).count();
-    if flat > 0 {
-        failures.push(format!("{flat} steps of HF's answer are about uniform"));
-    }
-    let expects = subject.located.manifest.as_ref().is_some_and(|m| m.expects.iter().any(|e| e == id));
-    if expects {
-        let (_, prompt) = prompt_line(id)?;
-        let stop_ids = subject.stop_ids()?;
-        let until = captured.chosen.iter().position(|t| stop_ids.contains(t)).unwrap_or(captured.chosen.len());
-        let text = subject.tokenizer()?.decode(&captured.chosen[..until], true)?;
-        if !prompts::as_expected(&text, &prompt.expect) {
-            failures.push(format!("HF continues with {text:?}, expected {}", prompt.expect.join(" or ")));
-        }
-    }
-    let steps = captured.chosen.len() as u64;
-    Ok(Verdict::judge(failures, Extent::new().require("steps", Subject::STEPS as u64).compare("steps", steps)))
-}
-
-fn perplexity(subject: &Subject, _: &str) -> Result<Verdict> {
-    let Floor { perplexity_bf16: bf16, perplexity_f32: f32, .. } = Floor::of(subject.capture()?)?;
-    let sane = |p: f64| p > 1.0 && p < PERPLEXITY_MAX;
-    let ratio = (bf16 / f32).max(f32 / bf16);
-    let failure = (!(sane(bf16) && sane(f32) && at_most(ratio, PERPLEXITY_RATIO_MAX)))
-        .then(|| format!("HF's perplexity is {bf16:.3} in bf16, {f32:.3} in f32"));
-    let tokens = subject.capture()?.nll()?.bf16.len() as u64;
-    let extent = Extent::new().require("tokens", 100).compare("tokens", tokens);
-    Ok(Verdict::judge(failure.into_iter().collect(), extent))
+/// The positions that matter have a case each.
+fn rope_positions(subject: &Subject, _: &str) -> Result<Verdict> {
+    let captured = subject.capture()?.rope()?.positions;
+    let end = subject.config.max_position_embeddings;
+    let wanted = || ROPE_POSITIONS.into_iter().filter(|&p| (p as usize) < end);
+    let failures = wanted().filter(|p| !captured.contains(p)).map(|p| format!("the capture holds no RoPE row {p}"));
+    let extent =
+        Extent::new().require("positions", wanted().count() as u64).compare("positions", captured.len() as u64);
+    Ok(Verdict::judge(failures.collect(), extent))
 }

@@ -7,7 +7,7 @@ use ndarray::{ArrayView2, Axis, s};
 
 use super::phase2::missing;
 use super::subject::Outline;
-use super::{Bench, Case, Finding};
+use super::{Bench, Case, Finding, decode, rewrite};
 use crate::check::agreement::Agreement;
 use crate::check::layers::{self, Layer};
 use crate::check::logits::{AtTruth, Kl, KlFactors};
@@ -60,8 +60,17 @@ pub fn cases(outline: &Outline) -> Vec<Case> {
         let bench = Bench::shared(&m, device)?;
         kl(&bench, &prompts)
     }));
+    let m = model.clone();
+    // No baseline: the limit is HF's own, and on the ieee datapath the distance is nothing at all.
+    let decodes =
+        Case::on_device(format!("decode::{model}"), model, move |device| decode::case(&*Bench::shared(&m, device)?));
+    cases.push(Case { baseline: false, ..decodes });
+    cases.extend(rewrite::cases(outline));
     cases
 }
+
+#[cfg(test)]
+mod tests;
 
 /// One prompt as upstream judges it, and what upstream does not look at.
 #[derive(Debug, Clone)]
@@ -151,7 +160,9 @@ fn layer_case(bench: &Bench, id: &str, layer: usize) -> Result<Finding> {
 }
 
 /// Every layer must be no further from HF f32 than HF bf16 is, times the class's factor.
-fn noise(bench: &Bench, id: &str) -> Result<Finding> {
+///
+/// Errors: as [`lens`].
+pub fn noise(bench: &Bench, id: &str) -> Result<Finding> {
     let found = lens(bench, id)?;
     let limit = noise_limit(bench)?;
     let failures: Vec<String> = found
@@ -176,7 +187,7 @@ fn noise_limit(bench: &Bench) -> Result<Option<f64>> {
 }
 
 /// The arithmetic class a device label stands for.
-fn arithmetic(bench: &Bench) -> Arithmetic {
+pub(super) fn arithmetic(bench: &Bench) -> Arithmetic {
     if bench.device() == "emu" { Arithmetic::Ieee } else { Arithmetic::Npu2 }
 }
 

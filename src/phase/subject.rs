@@ -1,7 +1,7 @@
 //! A model under test: its checkpoint as loaded, its tokenizer and prompts, and the HF capture it is judged by.
 
-use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::bench;
@@ -24,7 +24,7 @@ pub struct Outline {
     pub missing: Option<String>,
     /// What its config implies, read from HF's resolved config in the capture.
     pub config: ModelConfig,
-    /// Keys of HF's resolved config.
+    /// Keys of HF's resolved config and of ours.
     pub config_keys: Vec<String>,
     /// Ids of the captured prompts, in capture order.
     pub prompts: Vec<String>,
@@ -32,31 +32,34 @@ pub struct Outline {
     pub lens: Vec<String>,
     /// Positions at which the capture holds RoPE rows.
     pub rope_positions: Vec<u32>,
-    /// Prompts whose expected first text holds for this model.
-    pub expects: Vec<String>,
     pub layers: usize,
 }
 
 impl Outline {
-    /// The outline of one fixture.
+    /// One fixture under `root`.
     ///
     /// Errors: a capture that cannot be read; a fixture without one is an error too.
-    pub fn of(manifest: &Manifest) -> Result<Outline> {
-        let root = settings::root();
-        let path = root.join("fixtures").join(&manifest.name).join("reference.safetensors");
-        let capture = Capture::open(&path)?;
-        let (config, _) = ModelConfig::from_json(&path, capture.resolved_config())?;
-        let keys = capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned()).collect();
+    pub fn of(root: &Path, manifest: &Manifest) -> Result<Outline> {
+        let capture = Capture::open(manifest.reference())?;
+        let missing = missing(root, manifest)?;
+        let (config, _) = ModelConfig::from_json(capture.path(), capture.resolved_config())?;
+        Outline::read(&capture, &manifest.name, config, missing)
+    }
+
+    fn read(capture: &Capture, name: &str, config: ModelConfig, missing: Option<String>) -> Result<Outline> {
+        let hf = capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned());
+        // What HF's class derives in the model and does not state is a key too.
+        let ours =
+            config.resolved().keys().map(|key| key.split('.').next().unwrap_or(key).to_owned()).collect::<Vec<_>>();
         Ok(Outline {
-            name: manifest.name.clone(),
-            missing: missing(manifest)?,
+            name: name.into(),
+            missing,
             layers: config.num_hidden_layers,
             config,
-            config_keys: keys,
+            config_keys: hf.chain(ours).collect::<BTreeSet<_>>().into_iter().collect(),
             prompts: capture.prompts().iter().map(|p| p.id.clone()).collect(),
             lens: capture.lens_prompts().to_vec(),
             rope_positions: capture.rope()?.positions,
-            expects: manifest.expects.clone(),
         })
     }
 }
@@ -64,8 +67,8 @@ impl Outline {
 /// Why a fixture's checkpoint is not here, if it is not.
 ///
 /// Errors: whatever else is wrong with its manifest.
-pub fn missing(manifest: &Manifest) -> Result<Option<String>> {
-    match model::locate(&manifest.name, None) {
+pub fn missing(root: &Path, manifest: &Manifest) -> Result<Option<String>> {
+    match model::locate_in(root, &manifest.name, None) {
         Ok(_) => Ok(None),
         Err(Error::Unavailable { what, why }) => Ok(Some(format!("{what} is not available: {why}"))),
         Err(error) => Err(error),
@@ -75,12 +78,15 @@ pub fn missing(manifest: &Manifest) -> Result<Option<String>> {
 /// A checkpoint with everything that is needed to run and to judge it.
 pub struct Subject {
     pub name: String,
+    /// The project it belongs to: its prompt files.
+    pub root: PathBuf,
     pub located: Located,
     pub config: ModelConfig,
     pub coverage: Coverage,
     pub checkpoint: Arc<Checkpoint>,
     pub default_prompts: PromptSet,
-    text: OnceLock<(Tokenizer, Vec<u32>)>,
+    /// Its tokenizer and stop ids.
+    pub(super) text: OnceLock<(Tokenizer, Vec<u32>)>,
     template: OnceLock<ChatTemplate>,
     capture: OnceLock<Capture>,
     lenses: Mutex<HashMap<String, Arc<Lens>>>,
@@ -91,13 +97,23 @@ impl Subject {
     ///
     /// Errors: [`Error::Unavailable`], [`Error::Unknown`], and whatever is wrong with the checkpoint.
     pub fn open(model: &str, variant: Option<&str>) -> Result<Subject> {
-        let located = model::locate(model, variant)?;
+        let subject = Subject::unaccounted(&settings::root(), model, variant)?;
+        subject.checkpoint.account(&subject.config)?;
+        Ok(subject)
+    }
+
+    /// [`Subject::open`] under a given root, without holding the tensors against the config: phase 0 does that tensor
+    /// by tensor, so that a wrong one fails its own case.
+    ///
+    /// Errors: as [`Subject::open`].
+    pub fn unaccounted(root: &Path, model: &str, variant: Option<&str>) -> Result<Subject> {
+        let located = model::locate_in(root, model, variant)?;
         let dir = located.checkpoint_dir.clone();
         let (config, coverage) = ModelConfig::from_file(&dir)?;
         let checkpoint = Arc::new(Checkpoint::open(&dir)?);
-        checkpoint.account(&config)?;
         Ok(Subject {
             name: located.name.clone(),
+            root: root.into(),
             default_prompts: located.default_prompts,
             located,
             config,
@@ -118,60 +134,19 @@ impl Subject {
     }
 
     /// The fixture of this name, opened once per process.
+    ///
+    /// Errors: as [`Subject::open`].
     pub fn shared(name: &str) -> Result<Arc<Subject>> {
-        static SUBJECTS: OnceLock<Mutex<BTreeMap<String, Arc<Subject>>>> = OnceLock::new();
-        let mut subjects = SUBJECTS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(subject) = subjects.get(name) {
-            return Ok(subject.clone());
-        }
-        let subject = Arc::new(Subject::open(name, None)?);
-        subjects.insert(name.into(), subject.clone());
-        Ok(subject)
+        static SUBJECTS: Shared = OnceLock::new();
+        once(&SUBJECTS, name, || Subject::open(name, None))
     }
 
-    /// Its HF capture, opened on first use and refused when it was made for another checkpoint, tokenizer or prompts.
+    /// The fixture of this name as phase 0 looks at it, opened once per process.
     ///
-    /// Errors: [`Error::Unavailable`] without a capture, [`Error::Capture`] for one that does not belong.
-    pub fn capture(&self) -> Result<&Capture> {
-        if let Some(capture) = self.capture.get() {
-            return Ok(capture);
-        }
-        let path = self.located.reference.as_ref().ok_or_else(|| Error::Unavailable {
-            what: format!("HF capture of {}", self.name),
-            why: "no reference.safetensors beside its manifest; make one with fixtures/hf/capture.py".into(),
-        })?;
-        let capture = Capture::open(path)?;
-        capture.matches(&self.identity(&settings::root())?)?;
-        Ok(self.capture.get_or_init(|| capture))
-    }
-
-    /// Hashes of what is loaded.
-    ///
-    /// Errors: [`Error::Io`].
-    pub fn identity(&self, root: &Path) -> Result<Identity> {
-        Ok(Identity {
-            weights_sha256: self.checkpoint.tensor_hashes()?,
-            files_sha256: self.checkpoint.side_file_hashes()?,
-            prompts_sha256: prompt_hashes(root)?,
-        })
-    }
-
-    /// The layer captures of a prompt.
-    ///
-    /// Errors: [`Error::Capture`] when it has none.
-    pub fn lens(&self, prompt: &str) -> Result<Arc<Lens>> {
-        let mut lenses = self.lenses.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lens) = lenses.get(prompt) {
-            return Ok(lens.clone());
-        }
-        let capture = self.capture()?;
-        let lens = capture.lens(prompt)?.ok_or_else(|| Error::Capture {
-            path: capture.path().to_owned(),
-            why: format!("prompt {prompt} has no layer outputs"),
-        })?;
-        let lens = Arc::new(lens);
-        lenses.insert(prompt.into(), lens.clone());
-        Ok(lens)
+    /// Errors: as [`Subject::unaccounted`].
+    pub fn shared_unaccounted(name: &str) -> Result<Arc<Subject>> {
+        static SUBJECTS: Shared = OnceLock::new();
+        once(&SUBJECTS, name, || Subject::unaccounted(&settings::root(), name, None))
     }
 
     /// Its tokenizer, parsed on first use: a large vocabulary takes longer than most cases.
@@ -196,6 +171,58 @@ impl Subject {
         let tokenizer = Tokenizer::open(dir)?;
         let stop_ids = tokenizer.stop_ids(dir, &self.config)?;
         Ok(self.text.get_or_init(|| (tokenizer, stop_ids)))
+    }
+
+    /// Ids without a token (a padded vocabulary), ascending: no greedy choice may fall on them.
+    ///
+    /// Errors: as [`Subject::tokenizer`].
+    pub fn masked_ids(&self) -> Result<Vec<u32>> {
+        Ok(self.tokenizer()?.unnamed_ids(self.config.vocab_size))
+    }
+
+    /// Its HF capture, opened on first use and refused when it was made for another checkpoint, tokenizer or prompts.
+    ///
+    /// Errors: [`Error::Unavailable`] without a capture, [`Error::Capture`] for one that does not belong.
+    pub fn capture(&self) -> Result<&Capture> {
+        if let Some(capture) = self.capture.get() {
+            return Ok(capture);
+        }
+        let path = self.located.reference.as_ref().ok_or_else(|| Error::Unavailable {
+            what: format!("HF capture of {}", self.name),
+            why: "no reference.safetensors beside its manifest; make one with fixtures/hf/capture.py".into(),
+        })?;
+        let capture = Capture::open(path)?;
+        capture.matches(&self.identity()?)?;
+        Ok(self.capture.get_or_init(|| capture))
+    }
+
+    /// Hashes of what is loaded.
+    ///
+    /// Errors: [`Error::Io`].
+    pub fn identity(&self) -> Result<Identity> {
+        Ok(Identity {
+            weights_sha256: self.checkpoint.tensor_hashes()?,
+            files_sha256: self.checkpoint.side_file_hashes()?,
+            prompts_sha256: prompt_hashes(&self.root)?,
+        })
+    }
+
+    /// The layer captures of a prompt.
+    ///
+    /// Errors: [`Error::Capture`] when it has none.
+    pub fn lens(&self, prompt: &str) -> Result<Arc<Lens>> {
+        let mut lenses = self.lenses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lens) = lenses.get(prompt) {
+            return Ok(lens.clone());
+        }
+        let capture = self.capture()?;
+        let lens = capture.lens(prompt)?.ok_or_else(|| Error::Capture {
+            path: capture.path().to_owned(),
+            why: format!("prompt {prompt} has no layer outputs"),
+        })?;
+        let lens = Arc::new(lens);
+        lenses.insert(prompt.into(), lens.clone());
+        Ok(lens)
     }
 
     /// The chat template, parsed on first use.
@@ -237,22 +264,23 @@ impl Subject {
     ///
     /// Errors: as [`Subject::capture`].
     pub fn outline(&self) -> Result<Outline> {
-        let capture = self.capture()?;
-        Ok(Outline {
-            name: self.name.clone(),
-            missing: None,
-            layers: self.config.num_hidden_layers,
-            config: self.config.clone(),
-            config_keys: capture.resolved_config().as_object().into_iter().flat_map(|o| o.keys().cloned()).collect(),
-            prompts: capture.prompts().iter().map(|p| p.id.clone()).collect(),
-            lens: capture.lens_prompts().to_vec(),
-            rope_positions: capture.rope()?.positions,
-            expects: self.located.manifest.as_ref().map(|m| m.expects.clone()).unwrap_or_default(),
-        })
+        Outline::read(self.capture()?, &self.name, self.config.clone(), None)
     }
 
     /// Steps of every gated run. Positions a run of the gates needs beyond a prompt.
     pub const STEPS: usize = STEPS;
+}
+
+type Shared = OnceLock<Mutex<BTreeMap<String, Arc<Subject>>>>;
+
+fn once(subjects: &Shared, name: &str, open: impl FnOnce() -> Result<Subject>) -> Result<Arc<Subject>> {
+    let mut subjects = subjects.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(subject) = subjects.get(name) {
+        return Ok(subject.clone());
+    }
+    let subject = Arc::new(open()?);
+    subjects.insert(name.into(), subject.clone());
+    Ok(subject)
 }
 
 /// sha256 of every prompt file, under the capture's keys.

@@ -4,12 +4,14 @@
 
 mod build;
 mod inheritance;
+mod memory;
 mod options;
 #[cfg(test)]
 mod tests;
 
 pub use build::{decode, prefill};
 pub use inheritance::{Inheritance, inheritance};
+pub use memory::Memory;
 pub use options::{BiasLowering, PlanOptions};
 
 use crate::device::BufferSpec;

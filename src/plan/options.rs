@@ -24,6 +24,14 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
+    /// What differs from the plain plan, for reports: option and value.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let host = (!self.host.is_empty()).then(|| ("host", self.host.join(", ")));
+        let bias = (self.bias == BiasLowering::Host).then(|| ("bias", "host, behind RoPE".to_owned()));
+        let pad = self.pad_gqa.map(|group| ("pad_gqa", format!("{group} query heads per KV head")));
+        [host, bias, pad].into_iter().flatten().collect()
+    }
+
     /// Query heads per KV head that the plan works with.
     ///
     /// Errors: [`Error::Usage`] for a padding that would drop heads.

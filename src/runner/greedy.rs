@@ -25,29 +25,32 @@ pub fn teacher_forced(runner: &mut dyn Runner, ids: &[u32], teacher: &[u32], ste
 
 /// Prefills `ids`, then feeds its own greedy choice until `steps` tokens or until `stop` says so.
 ///
-/// `token` sees every chosen token, in order, and may end the run by returning false.
+/// `masked` ids (ascending: those without a token) are never chosen. `token` sees every chosen token, in order, and may
+/// end the run by returning false.
 /// Errors: whatever the runner reports.
 pub fn free_run(
     runner: &mut dyn Runner,
     ids: &[u32],
     steps: usize,
+    masked: &[u32],
     mut token: impl FnMut(u32) -> bool,
 ) -> Result<Record> {
     run(runner, ids, steps, |_, logits| {
-        let id = argmax(logits)?;
+        let id = argmax(logits, masked)?;
         token(id).then_some(id)
     })
 }
 
-/// Index of the largest logit; ties go to the smaller id. None when there is a NaN or nothing at all.
-pub fn argmax(logits: &[bf16]) -> Option<u32> {
+/// Index of the largest logit outside of `masked` (ascending); ties go to the smaller id. None when there is a NaN
+/// anywhere, or nothing at all.
+pub fn argmax(logits: &[bf16], masked: &[u32]) -> Option<u32> {
     let mut best: Option<(usize, f32)> = None;
     for (i, v) in logits.iter().enumerate() {
         let v = v.to_f32();
         if v.is_nan() {
             return None;
         }
-        if best.is_none_or(|(_, b)| v > b) {
+        if best.is_none_or(|(_, b)| v > b) && masked.binary_search(&(i as u32)).is_err() {
             best = Some((i, v));
         }
     }
@@ -90,4 +93,24 @@ fn run(
         counters: runner.counters().since(before),
         device: runner.info().label.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_named_id_is_chosen() {
+        let logits: Vec<bf16> = [1.0, 3.0, 3.0, 9.0, f32::NEG_INFINITY].map(bf16::from_f32).into();
+        assert_eq!(argmax(&logits, &[]), Some(3));
+        assert_eq!(argmax(&logits, &[3, 4]), Some(1));
+        assert_eq!(argmax(&logits, &[1, 3]), Some(2));
+        assert_eq!(argmax(&logits, &[0, 1, 2, 3]), Some(4));
+        assert_eq!(argmax(&logits, &[0, 1, 2, 3, 4]), None);
+    }
+
+    #[test]
+    fn a_nan_is_no_choice_masked_or_not() {
+        assert_eq!(argmax(&[bf16::ONE, bf16::NAN], &[1]), None);
+    }
 }

@@ -71,7 +71,7 @@ fn a_free_run_equals_the_forced_argmax_up_to_the_first_divergence() {
     let mut r = runner("tiny_llama", &options(&[16]));
     let prompt = ids(9);
     let mut free = vec![];
-    free_run(&mut r, &prompt, 12, |id| {
+    free_run(&mut r, &prompt, 12, &[], |id| {
         free.push(id);
         true
     })
@@ -79,7 +79,7 @@ fn a_free_run_equals_the_forced_argmax_up_to_the_first_divergence() {
     let mut teacher = free.clone();
     teacher[6] = (teacher[6] + 1) % 1000;
     let forced = r.record(&prompt, &teacher, 12, &TapRequest::default()).unwrap();
-    let chosen: Vec<u32> = forced.logits.rows().into_iter().map(|row| argmax(&row.to_vec()).unwrap()).collect();
+    let chosen: Vec<u32> = forced.logits.rows().into_iter().map(|row| argmax(&row.to_vec(), &[]).unwrap()).collect();
     assert_eq!(chosen[..7], free[..7]);
     assert_ne!(forced.logits.row(7), {
         let own = r.record(&prompt, &free, 12, &TapRequest::default()).unwrap();
@@ -139,7 +139,7 @@ fn a_hook_can_corrupt_a_buffer_and_the_taps_show_where() {
     let record = r.record(&ids(9), &[1, 2], 3, &request).unwrap();
     let bad: Vec<bool> = (0..4).map(|l| record.taps[&format!("l{l:02}.output")].iter().any(|x| x.is_nan())).collect();
     assert_eq!(bad, [false, true, true, true]);
-    assert_eq!(argmax(&record.logits.row(0).to_vec()), None);
+    assert_eq!(argmax(&record.logits.row(0).to_vec(), &[]), None);
     assert_eq!(record.taps["l00.k_cache"].dim(), (2, 128));
     assert_eq!(record.taps["l00.q"].dim(), (1, 512));
     assert_eq!(record.taps["final_norm"].dim(), (2, 128));

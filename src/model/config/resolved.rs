@@ -36,7 +36,8 @@ impl ModelConfig {
         set("bos_token_id", json!(self.bos_token_id));
         set("eos_token_id", json!(self.eos_token_ids));
         if matches!(self.architecture, Architecture::Llama | Architecture::Qwen3) {
-            set("attention_bias", json!(self.o_bias));
+            let one = self.qkv_bias == self.o_bias;
+            set("attention_bias", if one { json!(self.o_bias) } else { json!("not the same of q, k, v and o") });
         }
         if self.architecture == Architecture::Llama {
             set("mlp_bias", json!(self.mlp_bias));
@@ -70,13 +71,35 @@ impl ModelConfig {
                 found.push(Difference { key: key.clone(), ours: ours.clone(), hf });
             }
         }
+        if let Some(types) = theirs.get("layer_types").filter(|t| !t.is_null() && !self.all_full(t)) {
+            let ours = json!(vec!["full_attention"; self.num_hidden_layers]);
+            found.push(Difference { key: "layer_types".into(), ours, hf: types.clone() });
+        }
         for (key, hf) in &theirs {
-            let known = ours.contains_key(key) || OURS_ELSEWHERE.contains(&key.as_str()) || irrelevant(key).is_some();
-            if !known && !off(hf) && computation(key).is_some() {
+            if !self.accounts_for(key, hf) && computation(key).is_some() {
                 found.push(Difference { key: key.clone(), ours: Value::Null, hf: hf.clone() });
             }
         }
         found
+    }
+
+    /// Whether a key of HF's resolved config is in our account: compared, settled elsewhere, irrelevant or switched off.
+    pub fn accounts_for(&self, key: &str, hf: &Value) -> bool {
+        let inside = format!("{key}.");
+        let compared = |known: &String| known == key || known.starts_with(&inside);
+        self.resolved().keys().any(compared) || knows(key) || off(hf)
+    }
+
+    /// A key that we do not use and that config.json states otherwise than HF resolved it: HF did not read this file.
+    pub fn stated_difference(&self, stated: &Value, hf: &Value, key: &str) -> Option<Difference> {
+        let (ours, hf) = (stated.get(key).filter(|v| !v.is_null())?, hf.get(key)?);
+        let compared = knows(key) && !REWRITTEN.contains(&key) && !self.resolved().contains_key(key);
+        (compared && !same(ours, hf)).then(|| Difference { key: key.into(), ours: ours.clone(), hf: hf.clone() })
+    }
+
+    fn all_full(&self, layer_types: &Value) -> bool {
+        let full = |types: &Vec<Value>| types.iter().all(|t| t == "full_attention");
+        layer_types.as_array().is_some_and(|types| types.len() == self.num_hidden_layers && full(types))
     }
 
     fn agrees(&self, key: &str, ours: &Value, hf: &Value, theirs: &Map<String, Value>) -> bool {
@@ -86,10 +109,14 @@ impl ModelConfig {
             "eos_token_id" => ids(ours) == ids(hf),
             "hidden_act" => matches!(hf.as_str(), Some("silu" | "swish")),
             // A window without a layer to apply it is none.
-            "sliding_window" => hf.is_null() || theirs.get("layer_types").is_some_and(all_full),
+            "sliding_window" => hf.is_null() || theirs.get("layer_types").is_some_and(|t| self.all_full(t)),
             _ => same(ours, hf),
         }
     }
+}
+
+fn knows(key: &str) -> bool {
+    OURS_ELSEWHERE.contains(&key) || irrelevant(key).is_some()
 }
 
 /// HF keys that [`ModelConfig`] knows under another name or has settled before.
@@ -109,9 +136,8 @@ const OURS_ELSEWHERE: &[&str] = &[
     "rope_theta",
 ];
 
-fn all_full(layer_types: &Value) -> bool {
-    layer_types.as_array().is_some_and(|a| a.iter().all(|t| t == "full_attention"))
-}
+/// Keys that HF writes anew when it loads a model, whatever the file says.
+const REWRITTEN: &[&str] = &["transformers_version", "dtype", "torch_dtype", "rope_theta", "_commit_hash"];
 
 /// The object's keys with `rope_parameters` lifted to `rope_parameters.<key>`.
 fn flatten(hf: &Value) -> Map<String, Value> {

@@ -1,0 +1,89 @@
+//! Phase 3's question about decode alone: the logits of a decode step are those of a prefill that ends there.
+//!
+//! The limit is HF's own: how far its bf16 prefill is from its bf16 decode, in the capture.
+
+use half::bf16;
+use ndarray::Array2;
+
+use super::{Bench, Finding};
+use crate::check::tolerance::at_most;
+use crate::check::{Extent, Metrics, Summary, Verdict};
+use crate::error::Result;
+use crate::runner::{NpuRunner, Runner};
+
+/// Distance of decode from prefill over HF's own.
+pub const FACTOR: f64 = 1.5;
+
+/// Runs of consecutive positions, each decoded in one go behind a prefill: the first tokens, both sides of a block of
+/// 128 rows, and both sides of 512.
+const RUNS: [(usize, usize); 3] = [(1, 41), (127, 130), (511, 514)];
+
+/// HF's relative L2 between one prefill and decode, over all captured prompts and steps.
+///
+/// Errors: those of reading the capture.
+pub fn hf_distance(bench: &Bench) -> Result<Summary> {
+    let capture = bench.subject().capture()?;
+    let mut all = vec![];
+    for prompt in capture.prompts() {
+        all.extend(capture.prompt(&prompt.id)?.rel_l2.column(1).iter().map(|&x| f64::from(x)));
+    }
+    Ok(Summary::of(&all))
+}
+
+/// Token ids to walk over: the longest captured prompt, repeated where it is too short.
+///
+/// Errors: those of reading the capture.
+pub fn text(bench: &Bench, len: usize) -> Result<Vec<u32>> {
+    let capture = bench.subject().capture()?;
+    let longest = capture.prompts().iter().max_by_key(|p| p.n_prompt).map(|p| p.id.as_str()).unwrap_or_default();
+    Ok(capture.prompt(longest)?.ids.into_iter().cycle().take(len).collect())
+}
+
+/// Relative L2 over the vocabulary of decode against prefill at positions `from..to`: a prefill of `from` tokens, then
+/// one decode step per position, each against a prefill of `position + 1` tokens.
+///
+/// Shapes: ids `[>= to]`, result `[to - from]`.
+/// Errors: those of the runner.
+pub fn distances(runner: &mut NpuRunner, ids: &[u32], (from, to): (usize, usize)) -> Result<Vec<f64>> {
+    runner.prefill(&ids[..from])?;
+    let decoded = (from..to).map(|p| runner.decode_step(ids[p], p)).collect::<Result<Vec<_>>>()?;
+    let distance = |(p, decoded): (usize, Vec<bf16>)| {
+        let prefilled = runner.prefill(&ids[..=p])?;
+        Ok(Metrics::measure(row(&decoded).view(), row(&prefilled).view())?.rel_l2)
+    };
+    (from..to).zip(decoded).map(distance).collect()
+}
+
+fn row(logits: &[bf16]) -> Array2<f32> {
+    Array2::from_shape_fn((1, logits.len()), |(_, i)| logits[i].to_f32())
+}
+
+/// Decode equals prefill at the first positions and around block borders, within HF's own distance.
+///
+/// Errors: those of the runner and the capture.
+pub fn case(bench: &Bench) -> Result<Finding> {
+    let hf = hf_distance(bench)?;
+    let end = bench.subject().config.max_position_embeddings;
+    let runs: Vec<_> = RUNS.into_iter().filter(|&(_, to)| to <= end).collect();
+    let ids = text(bench, runs.iter().map(|&(_, to)| to).max().unwrap_or(0))?;
+    let mut found = vec![];
+    for &run in &runs {
+        let distances = bench.with_runner(|runner| distances(runner, &ids, run))?;
+        found.extend((run.0..run.1).zip(distances));
+    }
+    let of_all = Summary::of(&found.iter().map(|&(_, distance)| distance).collect::<Vec<_>>());
+    let (most, median) = (FACTOR * hf.max, FACTOR * hf.median);
+    let over = found.iter().filter(|&&(_, distance)| !at_most(distance, most));
+    let mut failures: Vec<String> = over
+        .map(|(p, distance)| {
+            format!("position {p}: relative L2 {distance:.5} between decode and prefill, at most {most:.5}")
+        })
+        .collect();
+    if !at_most(of_all.median, median) {
+        failures
+            .push(format!("median relative L2 {:.5} between decode and prefill, at most {median:.5}", of_all.median));
+    }
+    let wanted: usize = runs.iter().map(|(from, to)| to - from).sum();
+    let extent = Extent::new().require("positions", wanted as u64).compare("positions", found.len() as u64);
+    Ok(Finding::of(Verdict::judge(failures, extent)))
+}
