@@ -335,3 +335,17 @@ fn verify_reports_its_workaround(
 fn a_padding_that_drops_heads_is_a_usage_error() {
     refuses(phasegate().args(["run", "tiny_llama", "--pad-gqa", "3"]), 64, "at least 4");
 }
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("phasegate"))
+        .args(["inspect", "tiny_llama"])
+        .current_dir(root())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}

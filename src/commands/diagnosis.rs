@@ -80,13 +80,13 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
         record(&args, &subject, &bench)?;
     }
     Ok(args.report.publish(&report, |report| {
-        println!("{} on {}\n", report.model, report.device_description);
-        println!("{}", report.tables[0].render());
-        println!(
+        say!("{} on {}\n", report.model, report.device_description);
+        say!("{}", report.tables[0].render());
+        say!(
             "noise ratio: distance to HF f32 over HF bf16's own, positions >= 1; max_abs .. rel_l2 leave position 0 out"
         );
         for (name, value) in &report.facts {
-            println!("{name}: {}", value.text());
+            say!("{name}: {}", value.text());
         }
     })?)
 }
@@ -101,6 +101,7 @@ fn record(args: &DiagnosisArgs, subject: &Subject, bench: &Bench) -> anyhow::Res
     }
     let document = progress::Document {
         name: phase2::DOCUMENT,
+        phase: 2,
         model: subject.name.clone(),
         device: bench.device().into(),
         command: format!("phasegate diagnosis {} --device {} --record", args.model.model, args.model.device),

@@ -23,6 +23,6 @@ pub(super) fn run(args: FetchArgs) -> anyhow::Result<ExitCode> {
     });
     bar.finish_and_clear();
     let dir = dir?;
-    println!("{}", dir.strip_prefix(settings::root()).unwrap_or(&dir).display());
+    say!("{}", dir.strip_prefix(settings::root()).unwrap_or(&dir).display());
     Ok(ExitCode::SUCCESS)
 }

@@ -14,12 +14,16 @@ use crate::check::{Extent, Verdict};
 use crate::error::Error;
 use crate::model::checkpoint::Accounting;
 use crate::model::{PromptSet, prompts};
-use crate::phase::{Subject, observability, phase0, phase2};
+use crate::phase::{Subject, observability, phase0, phase2, progress};
 use crate::plan::{Memory, PlanOptions};
+use crate::settings;
 use outlook::Site;
 
 /// Units: positions. The prefill that memory and placement are worked out for where no manifest says otherwise.
 const SEQ_LEN: usize = 2048;
+
+/// Phase 0 has no device; its entry stands beside those of the device everyone has.
+const RECORDED_UNDER: &str = "emu";
 
 #[derive(Args)]
 pub(super) struct InspectArgs {
@@ -32,6 +36,9 @@ pub(super) struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Enter phase 0's verdict into the model's progress.md
+    #[arg(long)]
+    record: bool,
 }
 
 /// A prompt as this checkpoint's tokenizer and template make it.
@@ -57,8 +64,15 @@ struct Inspection {
 
 pub(super) fn run(args: InspectArgs) -> anyhow::Result<ExitCode> {
     let inspection = Inspection::of(Subject::open_arc(&args.model, args.variant.as_deref())?)?;
+    if args.record {
+        let name = &inspection.subject.name;
+        let command = format!("phasegate inspect {} --record", args.model);
+        let root = settings::root();
+        let path = progress::enter(&root, name, RECORDED_UNDER, 0, &inspection.verdict, &command)?;
+        eprintln!("wrote {}", path.strip_prefix(&root).unwrap_or(&path).display());
+    }
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&inspection.json()?)?);
+        say!("{}", serde_json::to_string_pretty(&inspection.json()?)?);
     } else {
         people::print(&inspection)?;
     }

@@ -2,6 +2,13 @@
 //!
 //! Exit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage.
 
+/// `println!` for people who close the pipe early: that ends the command, quietly.
+macro_rules! say {
+    ($($arg:tt)*) => {
+        $crate::commands::say(format_args!($($arg)*))
+    };
+}
+
 mod chat;
 mod diagnosis;
 mod fetch;
@@ -127,11 +134,11 @@ impl ReportArgs {
         let [json, _] = report.write(&dir)?;
         if self.json {
             let text = std::fs::read_to_string(&json).map_err(Error::io(&json))?;
-            println!("{text}");
+            say!("{text}");
         } else {
             people(report);
             let shown = json.strip_prefix(settings::root()).unwrap_or(&json).with_extension("{json,md}");
-            println!("\n{}\nreport: {}", report.verdict, shown.display());
+            say!("\n{}\nreport: {}", report.verdict, shown.display());
         }
         Ok(ExitCode::from(report.verdict.exit_code()))
     }
@@ -191,9 +198,18 @@ pub fn main() -> ExitCode {
         Command::Fetch(args) => fetch::run(args),
     };
     result.unwrap_or_else(|error| {
+        if closed_pipe(&error) {
+            return ExitCode::SUCCESS;
+        }
         eprintln!("error: {error:#}");
         ExitCode::from(error.downcast_ref::<Error>().map_or(1, exit_code))
     })
+}
+
+/// Whether the reader of our output has simply gone.
+fn closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    io.is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// The exit code of a command that could not be carried out.
@@ -213,4 +229,13 @@ fn environment_help() -> String {
     }
     text.push_str("\nExit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage");
     text
+}
+
+/// Prints a line; a closed pipe (`| head`) ends the process as if all had been said.
+fn say(line: std::fmt::Arguments<'_>) {
+    use std::io::Write;
+    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
+        let code = if error.kind() == std::io::ErrorKind::BrokenPipe { 0 } else { Outcome::Fail.exit_code() };
+        std::process::exit(i32::from(code));
+    }
 }

@@ -40,7 +40,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     }
     let mut runner = setup(&subject, &args.model, ids.len(), args.n_tokens)?;
     if !args.chat {
-        print!("{text}");
+        write!(std::io::stdout(), "{text}")?;
     }
     generate(&subject, &mut runner, &ids, args.n_tokens, !args.ignore_eos)?;
     Ok(ExitCode::SUCCESS)

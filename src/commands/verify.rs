@@ -134,12 +134,12 @@ fn timings(
 }
 
 fn people(report: &Report) {
-    println!("{} on {}\n", report.model, report.device_description);
+    say!("{} on {}\n", report.model, report.device_description);
     for table in &report.tables {
-        println!("{}", table.render());
+        say!("{}", table.render());
     }
     for (name, value) in &report.facts {
-        println!("{name}: {}", value.text());
+        say!("{name}: {}", value.text());
     }
 }
 
@@ -155,6 +155,7 @@ fn record(args: &VerifyArgs, subject: &Subject, bench: &Bench) -> Result<()> {
     let verdict = Verdict::all(findings.iter().map(|(_, f)| f.verdict.clone()));
     let document = progress::Document {
         name: phase3::DOCUMENT,
+        phase: 3,
         model: subject.name.clone(),
         device: bench.device().into(),
         command: format!("phasegate verify-full {} --device {} --record", args.model.model, args.model.device),

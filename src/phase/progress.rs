@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use super::Finding;
+use crate::check::Verdict;
 use crate::error::{Error, Result};
 use crate::model::hashes::write_atomically;
 
@@ -19,6 +20,8 @@ const HEADER: &str = "| case | figure | value |";
 pub struct Document {
     /// `phase2_block` or `phase3_full`.
     pub name: &'static str,
+    /// Its phase, entered in progress.md.
+    pub phase: u8,
     pub model: String,
     pub device: String,
     /// The command that writes it.
@@ -36,7 +39,7 @@ pub fn path(root: &Path, model: &str, device: &str, name: &str) -> PathBuf {
 
 impl Document {
     pub fn render(&self) -> String {
-        let Document { name, model, device, command, notes, findings } = self;
+        let Document { name, model, device, command, notes, findings, .. } = self;
         let mut out = format!("# {name}: {model} on {device}\n\nWritten by `{command}`; do not edit.\n\n");
         // Writing to a String cannot fail.
         for note in notes {
@@ -64,8 +67,35 @@ impl Document {
             std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
         }
         write_atomically(&path, self.render().as_bytes())?;
+        let verdict = Verdict::all(self.findings.iter().map(|(_, finding)| finding.verdict.clone()));
+        enter(root, &self.model, &self.device, self.phase, &verdict, &self.command)?;
         Ok(path)
     }
+}
+
+/// Header of the table of phases in progress.md.
+const PHASES_HEADER: &str = "| phase | verdict | compared | command |";
+
+/// Enters one phase's outcome into `progress.md`, keeping what the other phases have written.
+///
+/// Errors: [`Error::Io`].
+pub fn enter(root: &Path, model: &str, device: &str, phase: u8, verdict: &Verdict, command: &str) -> Result<PathBuf> {
+    let path = path(root, model, device, "progress");
+    let old = std::fs::read_to_string(&path).unwrap_or_default();
+    let mut rows: BTreeMap<u8, String> = BTreeMap::new();
+    for line in old.lines().skip_while(|line| *line != PHASES_HEADER).skip(2) {
+        let known = line.trim_start_matches('|').split('|').next().and_then(|cell| cell.trim().parse().ok());
+        rows.extend(known.map(|known| (known, line.to_owned())));
+    }
+    let extent = verdict.extent().to_string().replace('|', "/");
+    rows.insert(phase, format!("| {phase} | {} | {extent} | `{command}` |", verdict.outcome().word()));
+    let mut out = format!("# Progress: {model} on {device}\n\nWritten by the commands' `--record`; do not edit.\n\n");
+    let _ = writeln!(out, "{PHASES_HEADER}\n|---|---|---|---|");
+    for row in rows.values() {
+        let _ = writeln!(out, "{row}");
+    }
+    write_atomically(&path, out.as_bytes())?;
+    Ok(path)
 }
 
 /// The figures of a written document: case to (figure, value) in document order.
@@ -89,7 +119,7 @@ pub fn figures(path: &Path) -> Result<BTreeMap<String, Vec<(String, f64)>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::{Extent, Verdict};
+    use crate::check::Extent;
 
     #[test]
     fn figures_survive_the_document() {
@@ -97,6 +127,7 @@ mod tests {
         let finding = Finding { verdict: Verdict::judge(vec![], extent), numbers: vec![("cosine", 0.5), ("kl", 1e-9)] };
         let document = Document {
             name: "phase3_full",
+            phase: 3,
             model: "m".into(),
             device: "emu".into(),
             command: "phasegate verify m --record".into(),
@@ -106,6 +137,19 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let read = figures(&document.write(root.path()).unwrap()).unwrap();
         assert_eq!(read["layer::m::base_00::l00"], [("cosine".to_owned(), 0.5), ("kl".to_owned(), 1e-9)]);
+    }
+
+    #[test]
+    fn entering_a_phase_keeps_the_others() {
+        let root = tempfile::tempdir().unwrap();
+        let verdict = |n| Verdict::judge(vec![], Extent::new().require("steps", 2).compare("steps", n));
+        let write = |phase, n| enter(root.path(), "m", "emu", phase, &verdict(n), "phasegate x").unwrap();
+        write(3, 2);
+        write(0, 2);
+        let text = std::fs::read_to_string(write(3, 1)).unwrap();
+        let rows: Vec<&str> = text.lines().filter(|l| l.starts_with("| 0") || l.starts_with("| 3")).collect();
+        let expected = ["| 0 | PASS | steps 2/2 | `phasegate x` |", "| 3 | VACUOUS | steps 1/2 | `phasegate x` |"];
+        assert_eq!(rows, expected);
     }
 
     #[test]

@@ -9,29 +9,29 @@ const SHOWN: usize = 12;
 
 pub(super) fn print(inspection: &Inspection) -> anyhow::Result<()> {
     let Inspection { subject, accounting, memory, verdict, .. } = inspection;
-    println!("{} ({})\n", subject.name, subject.located.checkpoint_dir.display());
+    say!("{} ({})\n", subject.name, subject.located.checkpoint_dir.display());
     for table in [config(inspection)?, keys(inspection), tensors(inspection), prompts(inspection), sites(inspection)] {
-        println!("{}", table.render());
+        say!("{}", table.render());
     }
     let stored = mib(accounting.bytes);
-    println!("{} parameters, {stored} stored, prefix {:?}", accounting.parameters, accounting.prefix.text());
+    say!("{} parameters, {stored} stored, prefix {:?}", accounting.parameters, accounting.prefix.text());
     for extra in &accounting.extras {
-        println!("extra tensor {}: {}", extra.stored, extra.reason);
+        say!("extra tensor {}: {}", extra.stored, extra.reason);
     }
-    println!("memory: {}", need(memory));
+    say!("memory: {}", need(memory));
     let unnamed = subject.masked_ids()?;
     match (unnamed.first(), unnamed.last()) {
         (Some(first), Some(last)) => {
-            println!("ids without a token: {} from {first} to {last}, masked in greedy choice", unnamed.len());
+            say!("ids without a token: {} from {first} to {last}, masked in greedy choice", unnamed.len());
         }
-        _ => println!("ids without a token: none"),
+        _ => say!("ids without a token: none"),
     }
-    println!("stop ids: {:?}\ncomposition: {}", subject.stop_ids()?, inspection.composition);
-    println!("capture: {}", inspection.capture);
+    say!("stop ids: {:?}\ncomposition: {}", subject.stop_ids()?, inspection.composition);
+    say!("capture: {}", inspection.capture);
     if !inspection.blind.is_empty() {
-        println!("cannot show (see fixtures/README.md): {}", inspection.blind.join(", "));
+        say!("cannot show (see fixtures/README.md): {}", inspection.blind.join(", "));
     }
-    println!("{verdict}");
+    say!("{verdict}");
     Ok(())
 }
 
