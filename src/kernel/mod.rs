@@ -2,6 +2,9 @@
 //!
 //! Pure description: nothing here computes, and nothing here knows a device.
 
+pub mod expr;
+pub mod facts;
+
 use std::fmt;
 
 /// Element type of a buffer.
