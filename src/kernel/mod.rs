@@ -2,8 +2,11 @@
 //!
 //! Pure description: nothing here computes, and nothing here knows a device.
 
+pub mod dispatch;
 pub mod expr;
 pub mod facts;
+pub mod placement;
+pub mod registry;
 
 use std::fmt;
 
