@@ -20,8 +20,10 @@ use crate::kernel::registry::{self, Near};
 
 /// Measured shapes that a proposal is compared with.
 const NEIGHBOURS: usize = 5;
-/// Rules named when none alone is to blame.
-const KILLERS: usize = 3;
+/// What halving the tiles costs a proposal, in units of its distance.
+const IDLE_TILES: f64 = 2.0;
+/// Configs proposed for a shape that was not measured.
+const PROPOSALS: usize = 3;
 
 /// A config that fits.
 #[derive(Debug, Clone, Serialize)]
@@ -67,20 +69,22 @@ impl Killer {
     }
 }
 
-/// Proposes up to `limit` tile configs for a shape, those most like measured ones first.
+/// Proposes up to `limit` tile configs for a shape: those most like measured ones first, idle tiles weighed in.
 ///
 /// Errors: [`Error::Usage`] for a shape that is not the kernel's; from an expression that cannot be evaluated.
 pub fn place(facts: &KernelFacts, shape: &Point, tier: Option<Tier>, limit: usize) -> Result<Placement> {
     check_shape(facts, shape)?;
     let query = Query { shape: shape.clone(), tier: in_tiers(facts, tier), records: true, ..Query::default() };
     let near = registry::nearest(facts, shape, query.tier, NEIGHBOURS)?;
-    let mut proposals: Vec<Proposal> = Vec::new();
-    Search::new(facts, &query, None).run(&mut |leaf| {
+    let (mut proposals, mut costs): (Vec<Proposal>, Vec<f64>) = (Vec::new(), Vec::new());
+    Search::new(facts, &query, &[]).run(&mut |leaf| {
         let tiles = facts.tiles.used.as_ref().map(|used| used.value(leaf.bindings)).transpose()?;
         let (distance, neighbour) = likeness(leaf, &near);
-        let before = |p: &Proposal| (p.distance, -p.tiles.unwrap_or(0)) <= (distance, -tiles.unwrap_or(0));
-        let at = proposals.partition_point(before);
+        let cost = cost(distance, tiles, facts.tiles.target);
+        let at = costs.partition_point(|&before| before <= cost);
         if at < limit {
+            costs.insert(at, cost);
+            costs.truncate(limit);
             proposals.insert(
                 at,
                 Proposal {
@@ -103,6 +107,16 @@ pub fn place(facts: &KernelFacts, shape: &Point, tier: Option<Tier>, limit: usiz
     }
 }
 
+/// Orders proposals: a measured config of this very shape first, then likeness to measured ones against idle tiles.
+fn cost(distance: f64, tiles: Option<i64>, target: i64) -> f64 {
+    match tiles {
+        Some(tiles) if distance > 0.0 && tiles < target => {
+            distance + IDLE_TILES * (target as f64 / tiles.max(1) as f64).log2()
+        }
+        _ => distance,
+    }
+}
+
 /// How far a config is from the nearest measured shape and its config.
 fn likeness<'n>(leaf: &Leaf, near: &'n [Near]) -> (f64, Option<&'n Near>) {
     let log = |v: i64| (v.max(1) as f64).log2();
@@ -116,24 +130,44 @@ fn likeness<'n>(leaf: &Leaf, near: &'n [Near]) -> (f64, Option<&'n Near>) {
     nearest.map_or((0.0, None), |(cost, n)| (cost, Some(n)))
 }
 
-/// The rules to blame for a query without a config: those without which there would be one, or, where it takes more
-/// than one to be dropped, those that cut the most.
+/// The rules to blame for a query without a config: each one without which there would be one, or, where it takes more
+/// than one to be dropped, a set of which none can be spared.
 fn killers(facts: &KernelFacts, query: &Query) -> Result<Vec<Killer>> {
-    let mut whole = Search::new(facts, query, None);
+    // A record that only repeats what a rule says explains nothing.
+    let by_rules = Query { records: false, ..query.clone() };
+    let explained = Search::new(facts, &by_rules, &[]).first()?.is_none();
+    let query = if explained { &by_rules } else { query };
+    let mut whole = Search::new(facts, query, &[]);
     whole.run(&mut |_| Ok(ControlFlow::Continue(())))?;
     let mut cut: Vec<(Rule, u64)> = whole.rejected.iter().map(|(&rule, &count)| (rule, count)).collect();
     cut.sort_by_key(|&(rule, count)| (std::cmp::Reverse(count), rule));
+    let cut: Vec<Rule> = cut.into_iter().map(|(rule, _)| rule).collect();
+    let fits_without = |skipped: &[Rule]| Ok::<_, Error>(Search::new(facts, query, skipped).first()?.is_some());
     let mut alone = Vec::new();
-    for &(rule, _) in cut.iter().filter(|(rule, _)| *rule != Rule::Tiles) {
-        if Search::new(facts, query, Some(rule)).first()?.is_some() {
+    for &rule in cut.iter().filter(|rule| rule.can_be_skipped()) {
+        if fits_without(&[rule])? {
             alone.push(killer(facts, rule, &whole, true));
         }
     }
-    if alone.is_empty() {
-        let blamed = cut.iter().filter(|(rule, _)| *rule != Rule::Tiles).take(KILLERS);
-        return Ok(blamed.map(|&(rule, _)| killer(facts, rule, &whole, false)).collect());
+    if !alone.is_empty() {
+        return Ok(alone);
     }
-    Ok(alone)
+    // A rule that cuts early hides those behind it, so all are dropped before any is taken back.
+    let all = (0..facts.constraints.len()).map(Rule::Constraint).chain([Rule::Record]);
+    let every: Vec<Rule> = all.collect();
+    let mut bare = Search::new(facts, query, &every);
+    if bare.first()?.is_none() {
+        let stuck = bare.rejected.keys().filter(|rule| matches!(rule, Rule::NoCandidate(_)));
+        return Ok(stuck.map(|&rule| killer(facts, rule, &bare, false)).collect());
+    }
+    let mut together = every.clone();
+    for at in (0..together.len()).rev() {
+        let rule = together.remove(at);
+        if !fits_without(&together)? {
+            together.insert(at, rule);
+        }
+    }
+    Ok(together.into_iter().map(|rule| killer(facts, rule, &whole, false)).collect())
 }
 
 fn killer(facts: &KernelFacts, rule: Rule, search: &Search, alone: bool) -> Killer {
@@ -196,7 +230,7 @@ pub struct Judgement {
 }
 
 fn judge(facts: &KernelFacts, query: &Query) -> Result<Judgement> {
-    let mut search = Search::new(facts, query, None);
+    let mut search = Search::new(facts, query, &[]);
     let accepted = search.first()?;
     let unchecked = search.unchecked.iter().map(|&id| id.to_owned()).collect();
     let killers = if accepted.is_some() { vec![] } else { killers(facts, query)? };
@@ -276,7 +310,7 @@ fn census_of(facts: &KernelFacts) -> Result<KernelCensus> {
     }
     for bad in &facts.known_bad {
         let query = |records| known(&bad.shape, bad.method.as_deref(), bad.config.clone(), records);
-        let fits = |query: &Query| Ok::<_, Error>(Search::new(facts, query, None).first()?.is_some());
+        let fits = |query: &Query| Ok::<_, Error>(Search::new(facts, query, &[]).first()?.is_some());
         if !fits(&Query { stated_only: true, ..query(false) })? {
             census.rejected_by_stated_rule += 1;
         } else if !fits(&query(false))? {
@@ -331,7 +365,7 @@ pub fn assess(kernel: &Kernel, tier: Option<Tier>) -> Result<Assessment> {
         return Ok(Assessment { facts, shape, status: RegistryStatus::Measured(row), tiles, shortfall });
     }
     let near = registry::nearest(facts, &shape, tier, NEIGHBOURS)?;
-    match place(facts, &shape, tier, KILLERS)? {
+    match place(facts, &shape, tier, PROPOSALS)? {
         Placement::Fits(proposals) => {
             let tiles = proposals.first().and_then(|p| p.tiles);
             let shortfall = shortfall(facts, &shape, tier, tiles)?;
@@ -349,7 +383,7 @@ pub fn assess(kernel: &Kernel, tier: Option<Tier>) -> Result<Assessment> {
 fn tiles_of(facts: &KernelFacts, query: &Query) -> Result<Option<i64>> {
     let Some(used) = &facts.tiles.used else { return Ok(None) };
     let mut tiles = None;
-    Search::new(facts, query, None).run(&mut |leaf| {
+    Search::new(facts, query, &[]).run(&mut |leaf| {
         tiles = Some(used.value(leaf.bindings)?);
         Ok(ControlFlow::Break(()))
     })?;
@@ -373,8 +407,8 @@ fn shortfall(facts: &KernelFacts, shape: &Point, tier: Option<Tier>, tiles: Opti
         records: true,
         ..Query::default()
     };
-    if Search::new(facts, &query, None).first()?.is_some() {
-        return Ok(Some(format!("a config with {target} tiles fits; this one is what was measured nearby")));
+    if Search::new(facts, &query, &[]).first()?.is_some() {
+        return Ok(Some(format!("a config with {target} tiles fits; this one is measured, or nearer to what is")));
     }
     let rules: Vec<String> = killers(facts, &query)?.into_iter().map(|k| k.rule).collect();
     Ok(Some(format!("no config with {target} tiles fits: {}", rules.join(", "))))

@@ -38,6 +38,13 @@ pub enum Rule {
     Tiles,
 }
 
+impl Rule {
+    /// Whether it is a rule at all: a lack of candidates stays, and the least number of tiles is the question.
+    pub fn can_be_skipped(self) -> bool {
+        matches!(self, Rule::Constraint(_) | Rule::Record)
+    }
+}
+
 /// A config that breaks no rule.
 pub struct Leaf<'a> {
     pub method: Option<&'a str>,
@@ -62,7 +69,7 @@ struct Level<'a> {
 pub struct Search<'a> {
     facts: &'a KernelFacts,
     query: &'a Query,
-    skipped: Option<Rule>,
+    skipped: &'a [Rule],
     levels: Vec<Level<'a>>,
     root: (Vec<&'a Derived>, Vec<(Rule, &'a Expr)>),
     /// Constraints that cannot be checked, for they read what is open.
@@ -75,8 +82,8 @@ pub struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Prepares a walk; `skipped` is a rule that shall not count.
-    pub fn new(facts: &'a KernelFacts, query: &'a Query, skipped: Option<Rule>) -> Search<'a> {
+    /// Prepares a walk; the rules in `skipped` do not count.
+    pub fn new(facts: &'a KernelFacts, query: &'a Query, skipped: &'a [Rule]) -> Search<'a> {
         let mut bindings = Bindings::default();
         query.shape.iter().for_each(|(name, &value)| bindings.set(name, value));
         for given in &facts.variables.given {
@@ -142,7 +149,7 @@ impl<'a> Search<'a> {
             let rule = (Rule::Constraint(index), expr);
             match at(expr, &bound) {
                 None => self.unchecked.push(&constraint.id),
-                Some(_) if self.skipped == Some(rule.0) => {}
+                Some(_) if self.skipped.contains(&rule.0) => {}
                 Some(0) => self.root.1.push(rule),
                 Some(level) => self.levels[level - 1].rules.push(rule),
             }
@@ -295,7 +302,7 @@ impl<'a> Search<'a> {
     }
 
     fn leaf(&mut self, visit: &mut dyn FnMut(&Leaf) -> Result<ControlFlow<()>>) -> Result<ControlFlow<(), bool>> {
-        let counts = |rule| self.skipped != Some(rule);
+        let counts = |rule| !self.skipped.contains(&rule);
         if self.query.records && counts(Rule::Record) && self.repeats_a_failure() {
             *self.rejected.entry(Rule::Record).or_default() += 1;
             return Ok(ControlFlow::Continue(false));
