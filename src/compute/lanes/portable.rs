@@ -4,7 +4,7 @@
 
 use half::bf16;
 
-use super::{LANES, Lanes};
+use super::{EXPONENT, LANES, Lanes, TWICE_BIAS};
 
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
@@ -35,11 +35,20 @@ fn larger(a: f32, b: f32) -> f32 {
 
 /// Round to nearest even on the bits; NaN keeps its upper bits and becomes quiet.
 #[inline(always)]
-fn round_to_bf16(x: f32) -> bf16 {
+fn round_to_bf16(x: f32) -> u32 {
     let bits = x.to_bits();
     let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1))) >> 16;
     let quiet = (bits >> 16) | 0x40;
-    bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
+    if x.is_nan() { quiet } else { rounded }
+}
+
+/// Cutting the lower half off rounds the magnitude down; a negative number must go up by it first.
+#[inline(always)]
+fn round_down(x: f32) -> f32 {
+    let bits = x.to_bits();
+    let up = ((bits as i32 >> 31) as u32) >> 16;
+    let cut = bits.wrapping_add(up) & 0xffff_0000;
+    f32::from_bits(if x.is_nan() { bits } else { cut })
 }
 
 #[inline(always)]
@@ -84,7 +93,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut bf16, v: F) {
-        let rounded: [bf16; LANES] = std::array::from_fn(|i| round_to_bf16(v[i]));
+        let rounded: [bf16; LANES] = std::array::from_fn(|i| bf16::from_bits(round_to_bf16(v[i]) as u16));
         // SAFETY: the caller's.
         unsafe { p.cast::<[bf16; LANES]>().write(rounded) }
     }
@@ -129,6 +138,73 @@ impl Lanes for Portable {
         // Adding 1.5 * 2^23 leaves no room for a fraction.
         const SHIFT: f32 = 12_582_912.0;
         map(v, |x| (x + SHIFT) - SHIFT)
+    }
+
+    #[inline(always)]
+    fn floor(self, v: F) -> F {
+        const SHIFT: f32 = 12_582_912.0;
+        map(v, |x| {
+            let nearest = (x + SHIFT) - SHIFT;
+            if nearest > x { nearest - 1.0 } else { nearest }
+        })
+    }
+
+    #[inline(always)]
+    fn round_nearest(self, v: F) -> F {
+        map(v, |x| f32::from_bits(round_to_bf16(x) << 16))
+    }
+
+    #[inline(always)]
+    fn round_down(self, v: F) -> F {
+        map(v, round_down)
+    }
+
+    #[inline(always)]
+    fn with_sign(self, v: F, sign: F) -> F {
+        zip(v, sign, |v, sign| f32::from_bits(v.to_bits() & 0x7fff_ffff | sign.to_bits() & 0x8000_0000))
+    }
+
+    #[inline(always)]
+    fn power(self, v: F) -> F {
+        map(v, |x| f32::from_bits(x.to_bits() & EXPONENT as u32))
+    }
+
+    #[inline(always)]
+    fn inverse_power(self, p: F) -> F {
+        map(p, |p| f32::from_bits((TWICE_BIAS as u32).wrapping_sub(p.to_bits())))
+    }
+
+    #[inline(always)]
+    fn of_bf16_bits(self, n: F) -> F {
+        const SHIFT: f32 = 12_582_912.0;
+        map(n, |n| f32::from_bits((n + SHIFT).to_bits() << 16))
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[f32; LANES], index: F) -> F {
+        const SHIFT: f32 = 12_582_912.0;
+        map(index, |i| table[((i + SHIFT).to_bits() & 15) as usize])
+    }
+
+    #[inline(always)]
+    fn max_of_eight(self, v: F) -> F {
+        let four: F = std::array::from_fn(|i| larger(v[i], v[i ^ 4]));
+        let two: F = std::array::from_fn(|i| larger(four[i], four[i ^ 2]));
+        std::array::from_fn(|i| larger(two[i], two[i ^ 1]))
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u32) -> (F, F) {
+        // SAFETY: the caller's.
+        let pairs = unsafe { p.cast::<[u32; LANES]>().read_unaligned() };
+        (std::array::from_fn(|i| widen_low(pairs[i])), std::array::from_fn(|i| widen_high(pairs[i])))
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(self, p: *mut u32, even: F, odd: F) {
+        let pairs: [u32; LANES] = std::array::from_fn(|i| even[i].to_bits() >> 16 | odd[i].to_bits());
+        // SAFETY: the caller's.
+        unsafe { p.cast::<[u32; LANES]>().write_unaligned(pairs) }
     }
 
     #[inline(always)]
