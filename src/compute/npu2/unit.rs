@@ -57,7 +57,7 @@ const OFFSETS: [f32; LANES] = {
 };
 
 /// `2^x` for `x <= 0` as the unit has it: `2^n (1 + f)` with n the integer below x and f its fraction, which is exact at
-/// integers and 6 % too large between them. A bf16 without rounding; 0 below 2^-127.
+/// integers and 6 % too large between them. A bf16 without rounding; 0 from 2^-127 on.
 ///
 /// f has seven bits: x is cut to a multiple of 1/128 below it. From |x| = 2 on only bf16's eight bits of x count, and the
 /// bits missing in f are ones.
@@ -108,7 +108,9 @@ pub(super) mod tests {
         let ulp = if x == 0.0 { 0.0 } else { (x.abs().log2().floor() - 7.0).exp2() };
         let cut =
             if ulp > 1.0 / 128.0 { (x / ulp).floor() * ulp + ulp - 1.0 / 128.0 } else { (x * 128.0).floor() / 128.0 };
-        if cut < -127.0 { 0.0 } else { cut.floor().exp2() * (1.0 + cut - cut.floor()) }
+        // Below the normal numbers the mantissa goes on being linear, down to 0.
+        let n = cut.floor().max(-127.0);
+        if n < -126.0 { (cut + 127.0).max(0.0) * 2f64.powi(-126) } else { n.exp2() * (1.0 + cut - n) }
     }
 
     /// The unit's tanh, piece by piece, in f64, rounded to nearest even.

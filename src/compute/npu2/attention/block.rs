@@ -197,7 +197,9 @@ unsafe fn pass<L: Lanes>(l: L, task: &Task, scratch: &Scratch, state: &State, st
             pack_panel(l, panel, rows, task.kv_stride, PANEL.min(len - p * PANEL), task.head_dim);
             quantise_panel(l, panel, panel, task.head_dim / 2);
         }
-        pack_blocks(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim)
+        let finite = pack_values(scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
+        quantise_values(l, scratch.value_panel(0), task.head_dim);
+        finite
     };
     let block = Block { start, len, filled, finite };
     for head in 0..task.heads {
@@ -214,27 +216,40 @@ unsafe fn pass<L: Lanes>(l: L, task: &Task, scratch: &Scratch, state: &State, st
     }
 }
 
-/// [`pack_values`], quantised along the positions.
+/// Quantises packed values along the positions.
 ///
 /// # Safety
-/// As [`pack_values`].
+/// `panels` is what [`pack_values`] wrote.
 #[inline(always)]
-unsafe fn pack_blocks<L: Lanes>(
-    l: L,
-    panels: *mut u32,
-    rows: *const bf16,
-    stride: usize,
-    len: usize,
-    head_dim: usize,
-) -> bool {
-    // SAFETY: the caller's.
-    unsafe {
-        let finite = pack_values(panels, rows, stride, len, head_dim);
-        for p in 0..head_dim.div_ceil(PANEL) {
+unsafe fn quantise_values<L: Lanes>(l: L, panels: *mut u32, head_dim: usize) {
+    for p in 0..head_dim.div_ceil(PANEL) {
+        // SAFETY: the caller's.
+        unsafe {
             let panel = panels.add(p * (KV_BLOCK / 2 * PANEL));
             quantise_panel(l, panel, panel, KV_BLOCK / 2);
         }
-        finite
+    }
+}
+
+/// Makes infinity and NaN 0 in packed values at and behind position `seen`.
+///
+/// # Safety
+/// As [`quantise_values`].
+unsafe fn clear(panels: *mut u32, head_dim: usize, seen: usize) {
+    const EXPONENT: u32 = 0x7f80;
+    for p in 0..head_dim.div_ceil(PANEL) {
+        for position in seen..KV_BLOCK {
+            for column in 0..PANEL {
+                // SAFETY: the caller's: KV_BLOCK positions of PANEL columns each.
+                unsafe {
+                    let at = panels.add((p * (KV_BLOCK / 2) + position / 2) * PANEL + column);
+                    let shift = 16 * (position % 2);
+                    if *at >> shift & EXPONENT == EXPONENT {
+                        *at &= !(0xffff << shift);
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -346,13 +361,15 @@ unsafe fn contexts<L: Lanes>(
     count: usize,
 ) {
     if !block.finite && block.seen(task.seen(row)) < block.filled {
-        // 0 * NaN is NaN: each row gets its own copy of the values, zero where it does not see them.
+        // 0 * NaN is NaN: each row gets its own copy of the values, without what is not finite and not seen.
         for i in 0..count {
             let seen = block.seen(task.seen(row + i));
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_blocks(l, scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
+                pack_values(scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
+                clear(scratch.spare_panel(0), task.head_dim, seen);
+                quantise_values(l, scratch.spare_panel(0), task.head_dim);
                 product(l, task, scratch, state, base + i, i, 1, seen, true);
             }
         }
