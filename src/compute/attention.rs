@@ -17,6 +17,7 @@ mod block;
 mod border;
 mod scratch;
 
+pub(super) use block::pack_values;
 use block::{Decode, Prefill};
 
 /// `out = softmax(scale * q · kᵀ + mask) · v` for every head; head h reads kv head `h / (heads / kv_heads)`.

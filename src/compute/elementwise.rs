@@ -75,7 +75,7 @@ pub struct GeluTanh {
 }
 
 /// A function of two vectors.
-trait Function {
+pub(super) trait Function {
     fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F;
 }
 
@@ -139,12 +139,12 @@ unsafe fn apply<L: Lanes>(l: L, f: &impl Function, a: *const bf16, b: *const bf1
 }
 
 /// One worker's share of `y = f(a, b)`, where `b` starts over after each of its `period` elements.
-struct Share<'a, F> {
-    f: F,
-    a: Src<bf16>,
-    b: Src<bf16>,
-    y: Dst<bf16>,
-    worker: &'a Worker<'a>,
+pub(super) struct Share<'a, F> {
+    pub(super) f: F,
+    pub(super) a: Src<bf16>,
+    pub(super) b: Src<bf16>,
+    pub(super) y: Dst<bf16>,
+    pub(super) worker: &'a Worker<'a>,
 }
 
 impl<F: Function> Lanewise for Share<'_, F> {

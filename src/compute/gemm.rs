@@ -1,6 +1,7 @@
 //! Linear layers: matrix times packed weight (prefill) and vector times packed weight (decode).
 //!
 //! May not touch the order of additions, which [`tile`](super::tile) fixes: a row of GEMM equals GEMV bit for bit.
+#![allow(clippy::needless_range_loop, reason = "adapters that are not inlined cost a factor of nine")]
 
 use std::borrow::Borrow;
 
@@ -185,11 +186,11 @@ impl Lanewise for GemvShare<'_> {
 }
 
 /// Starts at zero and stores to C, cutting the columns that are padding.
-struct Store {
-    c: Out,
-    n: usize,
-    row: usize,
-    column: usize,
+pub(super) struct Store {
+    pub(super) c: Out,
+    pub(super) n: usize,
+    pub(super) row: usize,
+    pub(super) column: usize,
 }
 
 impl Border for Store {
@@ -206,8 +207,9 @@ impl Border for Store {
         column: usize,
         tile: &[[L::F; V]; M],
     ) {
-        for (m, vectors) in tile.iter().enumerate() {
-            for (v, &vector) in vectors.iter().enumerate() {
+        for m in 0..M {
+            for v in 0..V {
+                let vector = tile[m][v];
                 let column = self.column + column + v * LANES;
                 if column >= self.n {
                     continue;

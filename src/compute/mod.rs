@@ -21,6 +21,7 @@ mod gemm;
 mod isa;
 mod lanes;
 mod norm;
+pub mod npu2;
 mod pack;
 mod pool;
 mod rope;

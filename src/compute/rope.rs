@@ -90,7 +90,7 @@ unsafe fn rotate<L: Lanes>(l: L, x: *const bf16, lut: *const bf16, y: *mut bf16,
 /// # Safety
 /// `p` is valid for reads of `len <= LANES` elements.
 #[inline(always)]
-unsafe fn load<L: Lanes>(l: L, p: *const bf16, len: usize) -> L::F {
+pub(super) unsafe fn load<L: Lanes>(l: L, p: *const bf16, len: usize) -> L::F {
     // SAFETY: the caller's.
     unsafe {
         if len == LANES {
@@ -105,7 +105,7 @@ unsafe fn load<L: Lanes>(l: L, p: *const bf16, len: usize) -> L::F {
 /// # Safety
 /// `p` is valid for writes of `len <= LANES` elements.
 #[inline(always)]
-unsafe fn store<L: Lanes>(l: L, p: *mut bf16, v: L::F, len: usize) {
+pub(super) unsafe fn store<L: Lanes>(l: L, p: *mut bf16, v: L::F, len: usize) {
     // SAFETY: the caller's.
     unsafe {
         if len == LANES {

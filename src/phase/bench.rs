@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::Subject;
 use crate::check::token_set::STEPS;
 use crate::compute::{Isa, Pool};
-use crate::device::Device;
 use crate::device::emu::EmuDevice;
+use crate::device::{Arithmetic, Device};
 use crate::error::{Error, Result};
 use crate::model::hashes::sha256;
 use crate::plan::{self, PlanOptions};
@@ -48,21 +48,21 @@ pub fn isa() -> Result<Isa> {
 /// Errors: [`Error::Unavailable`] for one this build or machine does not have, [`Error::Unknown`] for any other name.
 pub fn open_device(label: &str) -> Result<Box<dyn Device>> {
     match label {
-        "emu" => Ok(Box::new(EmuDevice::new(isa()?, pool()?))),
+        "emu" => Ok(Box::new(EmuDevice::new(isa()?, pool()?, Arithmetic::Ieee))),
+        "emu_npu2" => Ok(Box::new(EmuDevice::new(isa()?, pool()?, Arithmetic::Npu2))),
         _ => Err(absent(label)),
     }
 }
 
 /// Why the device of this label cannot be opened here, if it cannot. Cheap: opens nothing.
 pub fn unavailable(label: &str) -> Option<Error> {
-    (label != "emu").then(|| absent(label))
+    (!matches!(label, "emu" | "emu_npu2")).then(|| absent(label))
 }
 
 fn absent(label: &str) -> Error {
     let missing = |why: &str| Error::Unavailable { what: format!("device {label}"), why: why.into() };
     match label {
         "npu" | "vnpu" if !xrt_sys::BUILT_WITH_XRT => missing("this binary is built without XRT"),
-        "emu_npu2" => missing("the npu2 datapath of the emulated device is not built yet"),
         _ => Error::Unknown { kind: "device", name: label.into(), known: "emu, emu_npu2, vnpu, npu".into() },
     }
 }

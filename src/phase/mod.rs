@@ -4,6 +4,7 @@
 //! same functions. Nothing here prints.
 
 pub mod bench;
+pub mod calibrate;
 pub mod decode;
 pub mod needs;
 pub mod observability;

@@ -36,6 +36,14 @@ pub struct Outline {
 }
 
 impl Outline {
+    /// Every fixture, by name.
+    ///
+    /// Errors: as [`Outline::of`].
+    pub fn all() -> Result<Vec<Outline>> {
+        let root = settings::root();
+        model::fixtures(&root)?.iter().map(|manifest| Outline::of(&root, manifest)).collect()
+    }
+
     /// One fixture under `root`.
     ///
     /// Errors: a capture that cannot be read; a fixture without one is an error too.

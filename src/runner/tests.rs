@@ -8,6 +8,7 @@ use rstest::rstest;
 
 use super::{Hook, NpuRunner, Runner, RunnerOptions, StepContext, TapRequest, argmax, free_run};
 use crate::compute::{Isa, Pool};
+use crate::device::Arithmetic;
 use crate::device::emu::EmuDevice;
 use crate::error::Result;
 use crate::model::{Checkpoint, ModelConfig};
@@ -19,7 +20,7 @@ fn runner(model: &str, options: &RunnerOptions) -> NpuRunner {
     let checkpoint = Arc::new(Checkpoint::open(&dir).unwrap());
     let pool = Arc::new(Pool::new(2));
     let isa = Isa::detect();
-    let device = Box::new(EmuDevice::new(isa, pool.clone()));
+    let device = Box::new(EmuDevice::new(isa, pool.clone(), Arithmetic::Ieee));
     NpuRunner::new(config, checkpoint, device, (pool, isa), options).unwrap()
 }
 
@@ -196,7 +197,7 @@ fn runner_in(dir: &Path, options: &RunnerOptions) -> NpuRunner {
     let (config, _) = ModelConfig::from_file(dir).unwrap();
     let checkpoint = Arc::new(Checkpoint::open(dir).unwrap());
     let (pool, isa) = (Arc::new(Pool::new(2)), Isa::detect());
-    let device = Box::new(EmuDevice::new(isa, pool.clone()));
+    let device = Box::new(EmuDevice::new(isa, pool.clone(), Arithmetic::Ieee));
     NpuRunner::new(config, checkpoint, device, (pool, isa), options).unwrap()
 }
 

@@ -1,6 +1,7 @@
 //! The passes of attention over one block of keys and values.
 //!
 //! May not know threads: which rows a task takes never shows in its results.
+#![allow(clippy::needless_range_loop, reason = "adapters that are not inlined cost a factor of nine")]
 
 use half::bf16;
 
@@ -241,18 +242,18 @@ unsafe fn softmax<L: Lanes>(
         unsafe {
             let scores = scratch.scores().add(i * KV_BLOCK);
             let mut s = [l.load(scores); VECS];
-            for (v, s) in s.iter_mut().enumerate().skip(1) {
-                *s = l.load(scores.add(v * LANES));
+            for v in 1..VECS {
+                s[v] = l.load(scores.add(v * LANES));
             }
             if seen < KV_BLOCK {
-                for (v, s) in s.iter_mut().enumerate() {
-                    *s = l.keep_first(*s, seen.saturating_sub(v * LANES), f32::NEG_INFINITY);
+                for v in 0..VECS {
+                    s[v] = l.keep_first(s[v], seen.saturating_sub(v * LANES), f32::NEG_INFINITY);
                 }
             }
             // A NaN that `max` drops comes back with its own exponential below.
             let mut top = s[0];
-            for &s in &s[1..] {
-                top = l.max(top, s);
+            for v in 1..VECS {
+                top = l.max(top, s[v]);
             }
             let top = l.largest(top);
             let running = scratch.maximum().add(band * task.rows + row + i);
@@ -260,19 +261,19 @@ unsafe fn softmax<L: Lanes>(
             shift[i] = *running - new;
             *running = new;
             let new = l.splat(new);
-            for s in &mut s {
-                *s = exp2_negative(l, l.sub(*s, new));
+            for v in 0..VECS {
+                s[v] = exp2_negative(l, l.sub(s[v], new));
             }
             if seen < KV_BLOCK {
-                for (v, p) in s.iter_mut().enumerate() {
-                    *p = l.keep_first(*p, seen.saturating_sub(v * LANES), 0.0);
+                for v in 0..VECS {
+                    s[v] = l.keep_first(s[v], seen.saturating_sub(v * LANES), 0.0);
                 }
             }
             let mut sum = s[0];
             l.store_bf16(scratch.probabilities().add(i * KV_BLOCK), s[0]);
-            for (v, &p) in s.iter().enumerate().skip(1) {
-                sum = l.add(sum, p);
-                l.store_bf16(scratch.probabilities().add(i * KV_BLOCK + v * LANES), p);
+            for v in 1..VECS {
+                sum = l.add(sum, s[v]);
+                l.store_bf16(scratch.probabilities().add(i * KV_BLOCK + v * LANES), s[v]);
             }
             sums[i] = l.sum(sum);
         }
@@ -282,9 +283,9 @@ unsafe fn softmax<L: Lanes>(
         unsafe {
             let factor = exp2_negative(l, l.load(shift.as_ptr().add(i)));
             l.store(scratch.rescale().add(i), factor);
-            for (j, &sum) in sums[i..count.min(i + LANES)].iter().enumerate() {
-                let total = scratch.total().add(band * task.rows + row + i + j);
-                *total = *total * *scratch.rescale().add(i + j) + sum;
+            for j in i..count.min(i + LANES) {
+                let total = scratch.total().add(band * task.rows + row + j);
+                *total = *total * *scratch.rescale().add(j) + sums[j];
             }
         }
     }
@@ -356,7 +357,13 @@ unsafe fn product<L: Lanes>(
 /// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of KV_BLOCK positions, `rows` for reads of `len` rows of
 /// `head_dim` elements, `stride` apart; `len <= KV_BLOCK`.
 #[inline(always)]
-unsafe fn pack_values(panels: *mut u32, rows: *const bf16, stride: usize, len: usize, head_dim: usize) -> bool {
+pub(in crate::compute) unsafe fn pack_values(
+    panels: *mut u32,
+    rows: *const bf16,
+    stride: usize,
+    len: usize,
+    head_dim: usize,
+) -> bool {
     let mut special = 0;
     for p in 0..head_dim.div_ceil(PANEL) {
         let columns = PANEL.min(head_dim - p * PANEL);

@@ -1,4 +1,5 @@
 //! Where the two products of attention start and end.
+#![allow(clippy::needless_range_loop, reason = "adapters that are not inlined cost a factor of nine")]
 
 use crate::compute::{
     lanes::{LANES, Lanes},
@@ -27,11 +28,11 @@ impl Border for Scores {
         column: usize,
         tile: &[[L::F; V]; M],
     ) {
-        for (m, vectors) in tile.iter().enumerate() {
-            for (v, &vector) in vectors.iter().enumerate() {
+        for m in 0..M {
+            for v in 0..V {
                 let at = (row + m) * KV_BLOCK + column + v * LANES;
                 // SAFETY: the scores of the chunk have KV_BLOCK columns, and panels divide it.
-                unsafe { l.store(self.scores.add(at), l.mul(vector, l.splat(self.scale))) };
+                unsafe { l.store(self.scores.add(at), l.mul(tile[m][v], l.splat(self.scale))) };
             }
         }
     }
@@ -53,11 +54,11 @@ impl Border for Contexts {
         column: usize,
     ) -> [[L::F; V]; M] {
         let mut tile = [[l.splat(0.0); V]; M];
-        for (m, vectors) in tile.iter_mut().enumerate() {
-            for (v, vector) in vectors.iter_mut().enumerate() {
+        for m in 0..M {
+            for v in 0..V {
                 let at = (row + m) * self.stride + column + v * LANES;
                 // SAFETY: row `row + m` has a factor and a context, padded to whole panels.
-                *vector = unsafe { l.mul(l.load(self.contexts.add(at)), l.splat(*self.rescale.add(row + m))) };
+                tile[m][v] = unsafe { l.mul(l.load(self.contexts.add(at)), l.splat(*self.rescale.add(row + m))) };
             }
         }
         tile
@@ -71,11 +72,11 @@ impl Border for Contexts {
         column: usize,
         tile: &[[L::F; V]; M],
     ) {
-        for (m, vectors) in tile.iter().enumerate() {
-            for (v, &vector) in vectors.iter().enumerate() {
+        for m in 0..M {
+            for v in 0..V {
                 let at = (row + m) * self.stride + column + v * LANES;
                 // SAFETY: as in `start`.
-                unsafe { l.store(self.contexts.add(at), vector) };
+                unsafe { l.store(self.contexts.add(at), tile[m][v]) };
             }
         }
     }

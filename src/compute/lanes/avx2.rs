@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{Lanes, Lanewise};
+use super::{EXPONENT, Lanes, Lanewise, TWICE_BIAS};
 
 /// Proof that the CPU has AVX2 and FMA.
 #[derive(Clone, Copy)]
@@ -43,6 +43,41 @@ fn rounded(_: Avx2, v: __m256) -> __m256i {
         let quiet = _mm256_or_si256(upper, _mm256_set1_epi32(0x40));
         let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
         _mm256_blendv_epi8(nearest, quiet, is_nan)
+    })
+}
+
+/// [`Lanes::round_down`] of one half.
+#[inline(always)]
+fn rounded_down(_: Avx2, v: __m256) -> __m256 {
+    op!({
+        let bits = _mm256_castps_si256(v);
+        // Cutting the lower half off rounds the magnitude down; a negative number must go up by it first.
+        let up = _mm256_srli_epi32::<16>(_mm256_srai_epi32::<31>(bits));
+        let upper = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+        let cut = _mm256_castsi256_ps(_mm256_and_si256(_mm256_add_epi32(bits, up), upper));
+        _mm256_blendv_ps(cut, v, _mm256_cmp_ps::<_CMP_UNORD_Q>(v, v))
+    })
+}
+
+/// [`Lanes::lookup`] of one half.
+#[inline(always)]
+fn looked_up(_: Avx2, table: &[f32; 16], index: __m256) -> __m256 {
+    op!({
+        let at = _mm256_cvtps_epi32(index);
+        let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), at);
+        let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr().add(8)), at);
+        // Bit 3 of the index chooses, moved to where the blend looks.
+        _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(at)))
+    })
+}
+
+/// The largest of eight, in all lanes.
+#[inline(always)]
+fn largest_of_eight(_: Avx2, v: __m256) -> __m256 {
+    op!({
+        let two = _mm256_max_ps(v, _mm256_permute_ps::<0b10_11_00_01>(v));
+        let four = _mm256_max_ps(two, _mm256_permute_ps::<0b01_00_11_10>(two));
+        _mm256_max_ps(four, _mm256_permute2f128_ps::<1>(four, four))
     })
 }
 
@@ -173,6 +208,104 @@ impl Lanes for Avx2 {
     fn round(self, v: F) -> F {
         const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         op!(F(_mm256_round_ps::<NEAREST>(v.0), _mm256_round_ps::<NEAREST>(v.1)))
+    }
+
+    #[inline(always)]
+    fn floor(self, v: F) -> F {
+        op!(F(_mm256_floor_ps(v.0), _mm256_floor_ps(v.1)))
+    }
+
+    #[inline(always)]
+    fn round_nearest(self, v: F) -> F {
+        op!({
+            let low = _mm256_slli_epi32::<16>(rounded(self, v.0));
+            let high = _mm256_slli_epi32::<16>(rounded(self, v.1));
+            F(_mm256_castsi256_ps(low), _mm256_castsi256_ps(high))
+        })
+    }
+
+    #[inline(always)]
+    fn round_down(self, v: F) -> F {
+        F(rounded_down(self, v.0), rounded_down(self, v.1))
+    }
+
+    #[inline(always)]
+    fn with_sign(self, v: F, sign: F) -> F {
+        op!({
+            let mask = _mm256_set1_ps(-0.0);
+            F(
+                _mm256_or_ps(_mm256_andnot_ps(mask, v.0), _mm256_and_ps(mask, sign.0)),
+                _mm256_or_ps(_mm256_andnot_ps(mask, v.1), _mm256_and_ps(mask, sign.1)),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn power(self, v: F) -> F {
+        op!({
+            let mask = _mm256_castsi256_ps(_mm256_set1_epi32(EXPONENT));
+            F(_mm256_and_ps(v.0, mask), _mm256_and_ps(v.1, mask))
+        })
+    }
+
+    #[inline(always)]
+    fn inverse_power(self, p: F) -> F {
+        op!({
+            let twice = _mm256_set1_epi32(TWICE_BIAS);
+            F(
+                _mm256_castsi256_ps(_mm256_sub_epi32(twice, _mm256_castps_si256(p.0))),
+                _mm256_castsi256_ps(_mm256_sub_epi32(twice, _mm256_castps_si256(p.1))),
+            )
+        })
+    }
+
+    #[inline(always)]
+    fn of_bf16_bits(self, n: F) -> F {
+        op!(F(
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtps_epi32(n.0))),
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtps_epi32(n.1))),
+        ))
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[f32; 16], index: F) -> F {
+        F(looked_up(self, table, index.0), looked_up(self, table, index.1))
+    }
+
+    #[inline(always)]
+    fn max_of_eight(self, v: F) -> F {
+        F(largest_of_eight(self, v.0), largest_of_eight(self, v.1))
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u32) -> (F, F) {
+        // SAFETY: the caller's, and `self` proves the instructions.
+        unsafe {
+            let low = _mm256_loadu_si256(p.cast());
+            let high = _mm256_loadu_si256(p.add(8).cast());
+            let upper = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            (
+                F(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                ),
+                F(
+                    _mm256_castsi256_ps(_mm256_and_si256(low, upper)),
+                    _mm256_castsi256_ps(_mm256_and_si256(high, upper)),
+                ),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(self, p: *mut u32, even: F, odd: F) {
+        // SAFETY: the caller's, and `self` proves the instructions.
+        unsafe {
+            let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(even.0));
+            let high = _mm256_srli_epi32::<16>(_mm256_castps_si256(even.1));
+            _mm256_storeu_si256(p.cast(), _mm256_or_si256(low, _mm256_castps_si256(odd.0)));
+            _mm256_storeu_si256(p.add(8).cast(), _mm256_or_si256(high, _mm256_castps_si256(odd.1)));
+        }
     }
 
     #[inline(always)]

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{Lanes, Lanewise};
+use super::{EXPONENT, Lanes, Lanewise, TWICE_BIAS};
 
 /// Proof that the CPU has AVX-512 F (and AVX2 and FMA).
 #[derive(Clone, Copy)]
@@ -56,6 +56,19 @@ fn fold(v: __m512, _: Avx512, f: impl Fn(__m128, __m128) -> __m128) -> f32 {
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1 << n) - 1 }
+}
+
+/// Sixteen rounded bf16, one in each 32-bit lane.
+#[inline(always)]
+fn nearest(_: Avx512, v: __m512) -> __m512i {
+    op!({
+        let bits = _mm512_castps_si512(v);
+        let upper = _mm512_srli_epi32::<16>(bits);
+        let bias = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(upper, _mm512_set1_epi32(1)));
+        let nearest = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, bias));
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+        _mm512_mask_or_epi32(nearest, is_nan, upper, _mm512_set1_epi32(0x40))
+    })
 }
 
 /// [`Lanes::transpose`] by halves: 32-bit words, 64-bit words, 128-bit words twice.
@@ -170,6 +183,81 @@ macro_rules! shared {
         }
 
         #[inline(always)]
+        fn floor(self, v: __m512) -> __m512 {
+            op!(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(v))
+        }
+
+        #[inline(always)]
+        fn round_down(self, v: __m512) -> __m512 {
+            op!({
+                let bits = _mm512_castps_si512(v);
+                // Cutting the lower half off rounds the magnitude down; a negative number must go up by it first.
+                let up = _mm512_srli_epi32::<16>(_mm512_srai_epi32::<31>(bits));
+                let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+                let cut = _mm512_castsi512_ps(_mm512_and_si512(_mm512_add_epi32(bits, up), upper));
+                _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v), cut, v)
+            })
+        }
+
+        #[inline(always)]
+        fn with_sign(self, v: __m512, sign: __m512) -> __m512 {
+            op!({
+                let mask = _mm512_set1_epi32(i32::MIN);
+                // Bit by bit: from `sign` where the mask is set, from `v` elsewhere.
+                let bits = _mm512_ternarylogic_epi32::<0xca>(mask, _mm512_castps_si512(sign), _mm512_castps_si512(v));
+                _mm512_castsi512_ps(bits)
+            })
+        }
+
+        #[inline(always)]
+        fn power(self, v: __m512) -> __m512 {
+            op!(_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(EXPONENT))))
+        }
+
+        #[inline(always)]
+        fn inverse_power(self, p: __m512) -> __m512 {
+            op!(_mm512_castsi512_ps(_mm512_sub_epi32(_mm512_set1_epi32(TWICE_BIAS), _mm512_castps_si512(p))))
+        }
+
+        #[inline(always)]
+        fn of_bf16_bits(self, n: __m512) -> __m512 {
+            op!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtps_epi32(n))))
+        }
+
+        #[inline(always)]
+        fn lookup(self, table: &[f32; 16], index: __m512) -> __m512 {
+            op!(_mm512_permutexvar_ps(_mm512_cvtps_epi32(index), _mm512_loadu_ps(table.as_ptr())))
+        }
+
+        #[inline(always)]
+        fn max_of_eight(self, v: __m512) -> __m512 {
+            op!({
+                let two = _mm512_max_ps(v, _mm512_permute_ps::<0b10_11_00_01>(v));
+                let four = _mm512_max_ps(two, _mm512_permute_ps::<0b01_00_11_10>(two));
+                _mm512_max_ps(four, _mm512_shuffle_f32x4::<0b10_11_00_01>(four, four))
+            })
+        }
+
+        #[inline(always)]
+        unsafe fn load_pairs(self, p: *const u32) -> (__m512, __m512) {
+            // SAFETY: the caller's, and `self` proves the instructions.
+            unsafe {
+                let bits = _mm512_loadu_si512(p.cast());
+                let odd = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+                (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)), _mm512_castsi512_ps(odd))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store_pairs(self, p: *mut u32, even: __m512, odd: __m512) {
+            // SAFETY: the caller's, and `self` proves the instructions.
+            unsafe {
+                let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(even));
+                _mm512_storeu_si512(p.cast(), _mm512_or_si512(low, _mm512_castps_si512(odd)));
+            }
+        }
+
+        #[inline(always)]
         fn scale(self, p: __m512, n: __m512) -> __m512 {
             op!(_mm512_scalef_ps(p, n))
         }
@@ -211,15 +299,12 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
         // SAFETY: the caller's, and `self` proves the instructions.
-        unsafe {
-            let bits = _mm512_castps_si512(v);
-            let upper = _mm512_srli_epi32::<16>(bits);
-            let bias = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(upper, _mm512_set1_epi32(1)));
-            let nearest = _mm512_srli_epi32::<16>(_mm512_add_epi32(bits, bias));
-            let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
-            let rounded = _mm512_mask_or_epi32(nearest, is_nan, upper, _mm512_set1_epi32(0x40));
-            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(rounded));
-        }
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(nearest(self, v))) }
+    }
+
+    #[inline(always)]
+    fn round_nearest(self, v: __m512) -> __m512 {
+        op!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(nearest(self, v))))
     }
 
     #[inline(always)]
@@ -266,6 +351,15 @@ impl Lanes for Avx512Bf16 {
     unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
         // SAFETY: the caller's, and `self` proves the instruction; `__m256bh` is 32 bytes of bf16.
         unsafe { p.cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(v)) }
+    }
+
+    #[inline(always)]
+    fn round_nearest(self, v: __m512) -> __m512 {
+        // SAFETY: `self` proves the instructions; `__m256bh` and `__m256i` are 32 bytes without invalid values.
+        unsafe {
+            let half = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
+        }
     }
 
     #[inline(always)]

@@ -17,6 +17,12 @@ use super::isa::Isa;
 /// Lanes of [`Lanes::F`].
 pub(super) const LANES: usize = 16;
 
+/// The exponent bits of an f32.
+const EXPONENT: i32 = 0x7f80_0000;
+
+/// The bits of a power of two and of its inverse add up to this.
+const TWICE_BIAS: i32 = 0x7f00_0000;
+
 /// One instruction set seen as sixteen lanes.
 ///
 /// Operations are elementwise with IEEE results unless said otherwise; NaN goes in and comes out.
@@ -70,6 +76,45 @@ pub(super) trait Lanes: Copy + Send + Sync {
     /// `p * 2^n` for integral `n` in -127..=128 and `p` in 0.5..2; below 2^-126 it may flush to zero, at n = 128 it may
     /// be infinity.
     fn scale(self, p: Self::F, n: Self::F) -> Self::F;
+
+    /// To the integer below or equal; |v| is far below 2^22.
+    fn floor(self, v: Self::F) -> Self::F;
+
+    /// Rounded to bf16 toward nearest even, as f32; a subnormal may become zero.
+    fn round_nearest(self, v: Self::F) -> Self::F;
+
+    /// Rounded to bf16 toward minus infinity, as f32.
+    fn round_down(self, v: Self::F) -> Self::F;
+
+    /// The sign bit of `sign` on the magnitude of `v`.
+    fn with_sign(self, v: Self::F, sign: Self::F) -> Self::F;
+
+    /// The largest power of two that is not above |v|: 0 for 0 and subnormals, infinity for infinity and NaN.
+    fn power(self, v: Self::F) -> Self::F;
+
+    /// `1 / p` for a power of two `p` from 2^-126 to 2^126, and 0 or a subnormal for 2^127.
+    fn inverse_power(self, p: Self::F) -> Self::F;
+
+    /// The number whose upper 16 bits are the integer `n` in 0..=0x7fff, and whose others are 0.
+    fn of_bf16_bits(self, n: Self::F) -> Self::F;
+
+    /// `table[index]` for integral `index` in 0..16; any entry for NaN.
+    fn lookup(self, table: &[f32; LANES], index: Self::F) -> Self::F;
+
+    /// The largest of lanes 0..8 in all of them, and of lanes 8..16 likewise; any number if one of them is NaN.
+    fn max_of_eight(self, v: Self::F) -> Self::F;
+
+    /// The even and the odd elements of sixteen pairs.
+    ///
+    /// # Safety
+    /// `p` is valid for reads of sixteen u32.
+    unsafe fn load_pairs(self, p: *const u32) -> (Self::F, Self::F);
+
+    /// Writes sixteen pairs of numbers that are bf16 already.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of sixteen u32.
+    unsafe fn store_pairs(self, p: *mut u32, even: Self::F, odd: Self::F);
 
     /// Lanes from `n` on replaced by `fill`.
     fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F;

@@ -1,6 +1,6 @@
 //! The emulated NPU: its buffers, its dispatches and (on request) its arithmetic, on the CPU.
 //!
-//! Good enough to work on all day, never an oracle. Every buffer is born NaN between guards, a dispatch costs one
+//! Good enough to work on all day, never an oracle. Two datapaths: `ieee`, and `npu2`, the silicon's own arithmetic. Every buffer is born NaN between guards, a dispatch costs one
 //! wake-up of the worker pool however many launches it has, and a damaged guard fails the dispatch that damaged it.
 
 mod buffer;
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::compute::{
     Add, Attention, BiasAdd, Dst, Gemm, Gemv, Isa, Kernel as Compute, Out, PackedWeight, Pool, RmsNorm, Rope, SiluMul,
-    Src,
+    Src, npu2,
 };
 use crate::error::{Error, Result};
 use crate::kernel::{ArgRole, Dtype, Kernel, attention_scale};
@@ -48,20 +48,26 @@ pub struct EmuDevice {
     buffers: Vec<Buffer>,
     dispatches: Vec<Dispatch>,
     counters: Counters,
+    /// The left operand of a GEMM in BFP16 blocks; as long as any prepared one needs.
+    blocks: GuardedMemory,
 }
 
 impl EmuDevice {
-    /// A device with no buffers that computes on `pool`.
-    pub fn new(isa: Isa, pool: Arc<Pool>) -> EmuDevice {
-        let arithmetic = Arithmetic::Ieee;
+    /// A device with no buffers that computes on `pool` as `arithmetic` says.
+    pub fn new(isa: Isa, pool: Arc<Pool>, arithmetic: Arithmetic) -> EmuDevice {
         let description = format!("emulated NPU, {} arithmetic, {isa}, {} threads", arithmetic.label(), pool.threads());
+        let label = match arithmetic {
+            Arithmetic::Ieee => "emu",
+            Arithmetic::Npu2 => "emu_npu2",
+        };
         EmuDevice {
-            info: DeviceInfo { label: "emu".into(), arithmetic, description },
+            info: DeviceInfo { label: label.into(), arithmetic, description },
             isa,
             pool,
             buffers: vec![],
             dispatches: vec![],
             counters: Counters::default(),
+            blocks: GuardedMemory::new(0),
         }
     }
 
@@ -104,16 +110,27 @@ impl EmuDevice {
         unsafe { Dst::new(memory.content().cast(), self.buffers[handle.0].spec.len()) }
     }
 
-    /// The compute kernel of one launch, over this device's memory.
-    fn kernel<'a>(&'a self, launch: &BoundLaunch) -> Box<dyn Compute + 'a> {
+    /// Where the product of a GEMM goes.
+    fn product(&self, out: Dtype, c: BufferHandle) -> Out {
+        match out {
+            Dtype::Bf16 => Out::Bf16(self.dst(c)),
+            Dtype::F32 => Out::F32(self.dst(c)),
+        }
+    }
+
+    /// Appends the compute kernels of one launch, over this device's memory.
+    fn kernels<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
+        match self.info.arithmetic {
+            Arithmetic::Ieee => kernels.push(self.ieee(launch)),
+            Arithmetic::Npu2 => self.npu2(launch, kernels),
+        }
+    }
+
+    fn ieee<'a>(&'a self, launch: &BoundLaunch) -> Box<dyn Compute + 'a> {
         let (a, isa) = (&launch.args, self.isa);
         match launch.kernel {
             Kernel::Gemm { out, .. } => {
-                let c = match out {
-                    Dtype::Bf16 => Out::Bf16(self.dst(a[2])),
-                    Dtype::F32 => Out::F32(self.dst(a[2])),
-                };
-                Box::new(Gemm { isa, a: self.src(a[0]), w: self.weight(a[1]), c })
+                Box::new(Gemm { isa, a: self.src(a[0]), w: self.weight(a[1]), c: self.product(out, a[2]) })
             }
             Kernel::Gemv { .. } => {
                 Box::new(Gemv { isa, x: self.src(a[1]), w: self.weight(a[0]), y: Out::Bf16(self.dst(a[2])) })
@@ -145,6 +162,59 @@ impl EmuDevice {
                 Box::new(SiluMul { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
             }
         }
+    }
+
+    fn npu2<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
+        let (a, isa) = (&launch.args, self.isa);
+        let kernel: Box<dyn Compute + 'a> = match launch.kernel {
+            Kernel::Gemm { m, k, out, .. } => {
+                // SAFETY: `prepare` made it long enough; as in `src`, the kernels of a dispatch run one after the other.
+                let (y, quantised) = unsafe {
+                    let blocks = self.blocks.content().cast::<bf16>();
+                    (Dst::new(blocks, m * k), Src::new(blocks, m * k))
+                };
+                kernels.push(Box::new(npu2::Blocks { isa, x: self.src(a[0]), y, cols: k }));
+                let (w, c, tier) = (self.weight(a[1]), self.product(out, a[2]), npu2::Tier::High);
+                Box::new(npu2::Gemm { isa, a: quantised, w, c, tier })
+            }
+            // No block arithmetic: an f32 sum and one rounding to nearest even, as on ieee.
+            Kernel::Gemv { .. } => self.ieee(launch),
+            // One row is decode's norm, a kernel of its own. (The fused decode FFN normalises in f32 again; the leaf
+            // kernel is what a plan names.)
+            Kernel::RmsNorm { rows: 1, eps, .. } => {
+                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(npu2::RmsNormDecode { isa, x, weight, y, eps: eps.value() })
+            }
+            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
+                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(npu2::RmsNorm { isa, x, weight, y, eps: eps.value() })
+            }
+            Kernel::Rope { head_dim, .. } => {
+                Box::new(npu2::Rope { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
+            }
+            Kernel::Attention { heads, kv_heads, head_dim, .. } => Box::new(npu2::Attention {
+                isa,
+                q: self.src(a[0]),
+                k: self.src(a[1]),
+                v: self.src(a[2]),
+                out: self.dst(a[3]),
+                heads,
+                kv_heads,
+                head_dim,
+                scale: attention_scale(head_dim),
+                causal: true,
+            }),
+            Kernel::Add { .. } => {
+                Box::new(npu2::Add { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) })
+            }
+            Kernel::BiasAdd { .. } => {
+                Box::new(npu2::BiasAdd { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
+            }
+            Kernel::SiluMul { .. } => {
+                Box::new(npu2::SiluMul { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
+            }
+        };
+        kernels.push(kernel);
     }
 
     /// Checks one launch against its kernel: number, dtype, size and layout of the arguments, and no forbidden aliasing.
@@ -264,6 +334,12 @@ impl Device for EmuDevice {
     fn prepare(&mut self, name: &str, launches: Vec<BoundLaunch>) -> Result<DispatchHandle> {
         for launch in &launches {
             self.check_launch(name, launch)?;
+            if let (Kernel::Gemm { m, k, .. }, Arithmetic::Npu2) = (&launch.kernel, self.info.arithmetic) {
+                let needed = m * k * Dtype::Bf16.bytes();
+                if self.blocks.bytes().len() < needed {
+                    self.blocks = GuardedMemory::new(needed);
+                }
+            }
         }
         self.dispatches.push(Dispatch { name: name.into(), launches });
         Ok(DispatchHandle(self.dispatches.len() - 1))
@@ -281,8 +357,11 @@ impl Device for EmuDevice {
         }
         let started = Instant::now();
         {
-            let kernels: Vec<Box<dyn Compute + '_>> = dispatch.launches.iter().map(|l| self.kernel(l)).collect();
-            let kernels: Vec<&dyn Compute> = kernels.iter().map(|k| &**k).collect();
+            let mut boxed: Vec<Box<dyn Compute + '_>> = vec![];
+            for launch in &dispatch.launches {
+                self.kernels(launch, &mut boxed);
+            }
+            let kernels: Vec<&dyn Compute> = boxed.iter().map(|k| &**k).collect();
             self.pool.run(&kernels);
         }
         let elapsed_ns = started.elapsed().as_nanos() as u64;

@@ -7,12 +7,12 @@ use rstest::rstest;
 
 use super::EmuDevice;
 use crate::compute::{Isa, Pool};
-use crate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, Layout, Role};
+use crate::device::{Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Device, Layout, Role};
 use crate::kernel::{Dtype, Epsilon, Kernel};
 use crate::tensor;
 
 fn device() -> EmuDevice {
-    EmuDevice::new(Isa::detect(), Arc::new(Pool::new(2)))
+    EmuDevice::new(Isa::detect(), Arc::new(Pool::new(2)), Arithmetic::Ieee)
 }
 
 fn spec(name: &str, rows: usize, cols: usize, layout: Layout) -> BufferSpec {
@@ -119,7 +119,7 @@ fn runs_repeat_bit_for_bit(#[values(1, 2, 3)] threads: usize) {
     let weight: Vec<bf16> = (0..40 * 24).map(|i| bf16::from_f32(((i * 53 % 97) as f32 - 48.0) / 31.0)).collect();
     for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
         let run = |threads| {
-            let mut d = EmuDevice::new(isa, Arc::new(Pool::new(threads)));
+            let mut d = EmuDevice::new(isa, Arc::new(Pool::new(threads)), Arithmetic::Ieee);
             let x = rows(&mut d, "x", 96, 40, Some(&content));
             let scale = rows(&mut d, "scale", 1, 40, Some(&content[..40]));
             let normed = rows(&mut d, "normed", 96, 40, None);

@@ -1,0 +1,57 @@
+//! `calibrate`: the emulated NPU2 arithmetic beside the figures measured on hardware.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::ReportArgs;
+use crate::check::{Extent, Verdict};
+use crate::phase::{bench, calibrate};
+use crate::report::{Cell, Report, Table};
+
+#[derive(Args)]
+pub(super) struct CalibrateArgs {
+    #[command(flatten)]
+    report: ReportArgs,
+}
+
+pub(super) fn run(args: CalibrateArgs) -> anyhow::Result<ExitCode> {
+    let rows = calibrate::calibrate()?;
+    let columns = ["kernel", "shape", "measured", "hardware", "ratio", "goal", "bias", "gain", "max abs", "met"];
+    let mut table = Table::new("mean_rel_l1", &columns);
+    let mut failures = vec![];
+    for row in &rows {
+        let met = row.in_goal() && row.leans_right();
+        if !met {
+            failures.push(format!("{} {}: {:.3e}, hardware {:.3e}", row.kernel, row.shape, row.measured, row.hardware));
+        }
+        let goal = match row.goal {
+            calibrate::Goal::Ratio(low, high) => format!("{low} to {high}"),
+            calibrate::Goal::Below(limit) => format!("below {limit:.1e}"),
+        };
+        table.row([
+            Cell::from(row.kernel),
+            row.shape.into(),
+            row.measured.into(),
+            row.hardware.into(),
+            row.ratio().into(),
+            goal.into(),
+            row.bias.into(),
+            row.gain.into(),
+            row.max_abs.into(),
+            if met { "yes" } else { "NO" }.into(),
+        ]);
+    }
+    let extent = Extent::new().require("kernels", rows.len() as u64).compare("kernels", rows.len() as u64);
+    let device = bench::open_device(calibrate::DEVICE)?;
+    let report = Report {
+        command: "calibrate".into(),
+        model: "kernels".into(),
+        device: device.info().label.clone(),
+        device_description: device.info().description.clone(),
+        verdict: Verdict::judge(failures, extent),
+        facts: vec![],
+        tables: vec![table],
+    };
+    Ok(args.report.publish(&report, |report| report.tables.iter().for_each(|table| println!("{}", table.render())))?)
+}
