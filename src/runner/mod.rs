@@ -2,6 +2,8 @@
 //! nothing else.
 
 mod cache;
+mod compiled;
+mod execute;
 mod greedy;
 mod hook;
 mod host;

@@ -3,23 +3,22 @@
 //! Setup uploads every static buffer and prepares every dispatch; after it, prefill and decode allocate, pack and
 //! upload nothing but their inputs. Everything that uses a model uses this type.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
 use half::bf16;
 
-use super::hook::{Hook, StepContext};
+use super::compiled::{Compiled, compile};
+use super::execute::{Run, Span};
+use super::hook::Hook;
 use super::host::HostKernels;
 use super::kv::KvCache;
 use super::{Record, Runner, TapRecorder, TapRequest, teacher_forced};
 use crate::compute::{Isa, Pool};
-use crate::device::{BoundLaunch, BufferHandle, Counters, Device, DeviceInfo, DispatchHandle, Role};
+use crate::device::{Counters, Device, DeviceInfo};
 use crate::error::{Error, Result};
-use crate::kernel::Kernel;
 use crate::model::{Checkpoint, ModelConfig, RopeTable};
-use crate::plan::{self, BufferId, HostOp, Op, Placement, Plan, PlanOptions, Source};
-use crate::tensor;
+use crate::plan::{self, Plan, PlanOptions};
 
 /// What a runner is set up for.
 #[derive(Debug, Clone)]
@@ -50,20 +49,6 @@ impl RunnerOptions {
 pub fn bucket(len: usize, max_positions: usize) -> usize {
     let padded = if len <= 64 { len.next_power_of_two().max(16) } else { len.next_multiple_of(64) };
     padded.min(max_positions.max(len))
-}
-
-/// A plan bound to a device.
-struct Compiled {
-    plan: Plan,
-    handles: Vec<BufferHandle>,
-    dispatches: Vec<Option<DispatchHandle>>,
-}
-
-/// One run's place in the sequence.
-#[derive(Clone, Copy)]
-struct Span<'a> {
-    ids: &'a [u32],
-    position: usize,
 }
 
 /// A model set up on a device.
@@ -246,214 +231,5 @@ impl NpuRunner {
                 expected: format!("less than vocab_size {}", self.config.vocab_size),
             }),
         }
-    }
-}
-
-/// Creates the plan's buffers (static ones once per device, shared by all plans) and prepares its dispatches.
-fn compile(
-    plan: Plan,
-    device: &mut dyn Device,
-    checkpoint: &Checkpoint,
-    rope: &RopeTable,
-    statics: &mut HashMap<(Source, usize), BufferHandle>,
-) -> Result<Compiled> {
-    let mut handles = Vec::with_capacity(plan.buffers.len());
-    for buffer in &plan.buffers {
-        let key = (buffer.source.clone(), buffer.spec.len());
-        if let Some(&known) = statics.get(&key).filter(|_| buffer.source != Source::Run) {
-            handles.push(known);
-            continue;
-        }
-        let handle = device.create(buffer.spec.clone())?;
-        match &buffer.source {
-            Source::Run => {}
-            Source::Tensor(_) | Source::Padded { .. } => {
-                device.write(handle, 0, tensor::bytes_of(&content(checkpoint, &buffer.source)?))?;
-                statics.insert(key, handle);
-            }
-            Source::RopeLut { heads } => {
-                let positions: Vec<usize> = (0..buffer.spec.rows).collect();
-                device.write(handle, 0, tensor::bytes_of(&rope_rows(rope, &positions, *heads)))?;
-                statics.insert(key, handle);
-            }
-        }
-        handles.push(handle);
-    }
-    let mut dispatches = Vec::with_capacity(plan.steps.len());
-    for step in &plan.steps {
-        dispatches.push(match (&step.op, step.placement) {
-            (Op::Dispatch(launches), Placement::Device) => {
-                let bound = launches.iter().map(|l| BoundLaunch {
-                    kernel: l.kernel.clone(),
-                    args: l.args.iter().map(|a| handles[a.0]).collect(),
-                });
-                Some(device.prepare(&step.name, bound.collect())?)
-            }
-            _ => None,
-        });
-    }
-    Ok(Compiled { plan, handles, dispatches })
-}
-
-/// What a static weight's buffer holds.
-///
-/// Errors: those of the checkpoint; [`Error::Plan`] for a source that is no weight.
-fn content<'a>(checkpoint: &'a Checkpoint, source: &Source) -> Result<Cow<'a, [bf16]>> {
-    match source {
-        Source::Tensor(name) => checkpoint.bf16(name),
-        Source::Padded { tensor, padding } => Ok(padding.apply(&checkpoint.bf16(tensor)?)?.into()),
-        Source::Run | Source::RopeLut { .. } => Err(Error::Plan { why: format!("{source:?} is no weight") }),
-    }
-}
-
-/// LUT rows (cos half, then sin half) of `positions`, each repeated per head.
-///
-/// Shapes: `[n] -> [n, heads * head_dim]`.
-fn rope_rows(rope: &RopeTable, positions: &[usize], heads: usize) -> Vec<bf16> {
-    let seq_len = positions.iter().max().map_or(0, |p| p + 1);
-    let (cos, sin) = rope.bf16_rows(positions, seq_len);
-    let mut rows = Vec::with_capacity(positions.len() * heads * cos.ncols() * 2);
-    for (cos, sin) in cos.rows().into_iter().zip(sin.rows()) {
-        for _ in 0..heads {
-            rows.extend(cos);
-            rows.extend(sin);
-        }
-    }
-    rows
-}
-
-/// One plan in execution: what [`NpuRunner::execute`] needs at hand for each step.
-struct Run<'a> {
-    config: &'a ModelConfig,
-    checkpoint: &'a Checkpoint,
-    rope: &'a RopeTable,
-    device: &'a mut dyn Device,
-    host: &'a HostKernels,
-    kv: &'a mut KvCache,
-    compiled: &'a Compiled,
-    span: Span<'a>,
-    pad_id: u32,
-}
-
-impl Run<'_> {
-    fn context(&mut self, index: usize) -> StepContext<'_> {
-        StepContext {
-            plan: &self.compiled.plan,
-            step: &self.compiled.plan.steps[index],
-            position: self.span.position,
-            valid_rows: self.span.ids.len(),
-            kv: self.kv,
-            device: self.device,
-            handles: &self.compiled.handles,
-        }
-    }
-
-    fn poison_intermediates(&mut self) -> Result<()> {
-        for (buffer, &handle) in self.compiled.plan.buffers.iter().zip(&self.compiled.handles) {
-            if matches!(buffer.spec.role, Role::Intermediate | Role::Output) {
-                self.device.poison(handle)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn step(&mut self, index: usize) -> Result<()> {
-        let compiled = self.compiled;
-        let step = &compiled.plan.steps[index];
-        match (&step.op, compiled.dispatches[index]) {
-            (_, Some(dispatch)) => self.device.run(dispatch).map(drop),
-            (Op::Host(op), None) => self.host_op(op),
-            (Op::Dispatch(launches), None) => launches.iter().try_for_each(|launch| {
-                let inputs = launch.args[..launch.args.len() - 1]
-                    .iter()
-                    .map(|&id| match &compiled.plan.buffer(id).source {
-                        source @ (Source::Tensor(_) | Source::Padded { .. }) => {
-                            Ok(content(self.checkpoint, source)?.into_owned())
-                        }
-                        _ => self.read(id),
-                    })
-                    .collect::<Result<Vec<_>>>()?;
-                let out = self.host.launch(&launch.kernel, &inputs)?;
-                self.write(*launch.args.last().expect("checked by the plan"), 0, &out)
-            }),
-        }
-    }
-
-    fn host_op(&mut self, op: &HostOp) -> Result<()> {
-        let hidden = self.config.hidden_size;
-        let valid = self.span.ids.len();
-        match *op {
-            HostOp::AddBias { x, ref bias } => {
-                let bias = content(self.checkpoint, bias)?;
-                self.add_rows(x, |_| Ok(bias.to_vec()))
-            }
-            HostOp::AddRotatedBias { x, ref bias } => {
-                let bias = content(self.checkpoint, bias)?.into_owned();
-                let (head_dim, start) = (self.config.head_dim, self.span.position);
-                let (rope, host) = (self.rope, self.host);
-                self.add_rows(x, |row| {
-                    let lut = rope_rows(rope, &[start + row], bias.len() / head_dim);
-                    let rotate = Kernel::Rope { rows: bias.len() / head_dim, head_dim };
-                    host.launch(&rotate, &[bias.clone(), lut])
-                })
-            }
-            HostOp::Embed { out } => {
-                let rows = self.compiled.plan.buffer(out).spec.rows;
-                let table = self.checkpoint.bf16("model.embed_tokens.weight")?;
-                let mut x = Vec::with_capacity(rows * hidden);
-                for row in 0..rows {
-                    let id = self.span.ids.get(row).copied().unwrap_or(self.pad_id) as usize;
-                    x.extend_from_slice(&table[id * hidden..(id + 1) * hidden]);
-                }
-                self.write(out, 0, &x)
-            }
-            HostOp::RopeRow { q_lut, k_lut } => {
-                let width = self.compiled.plan.buffer(q_lut).spec.cols;
-                let row = rope_rows(self.rope, &[self.span.position], width / self.config.head_dim);
-                self.write(q_lut, 0, &row)?;
-                self.write(k_lut, 0, &row[..self.config.kv_dim()])
-            }
-            HostOp::KvAppend { layer, k, v } => {
-                let len = valid * self.config.kv_dim();
-                let keys = self.read_part(k, 0, len)?;
-                let values = self.read_part(v, 0, len)?;
-                self.kv.append(layer, self.span.position, &keys, &values)
-            }
-            HostOp::DecodeAttention { layer, q, out } => {
-                let q = self.read(q)?;
-                let context = self.host.decode_attention(&q, self.kv.keys(layer), self.kv.values(layer));
-                self.write(out, 0, &context)
-            }
-            HostOp::FinalNorm { x, out } => {
-                let row = self.read_part(x, (valid - 1) * hidden, hidden)?;
-                let normed = self.host.final_norm(&row);
-                self.write(out, 0, &normed)
-            }
-        }
-    }
-
-    /// `x[row] += addend(row)` for the rows of the prompt, one rounding each.
-    fn add_rows(&mut self, x: BufferId, addend: impl Fn(usize) -> Result<Vec<bf16>>) -> Result<()> {
-        let width = self.compiled.plan.buffer(x).spec.cols;
-        for row in 0..self.span.ids.len() {
-            let old = self.read_part(x, row * width, width)?;
-            let sum = self.host.launch(&Kernel::Add { rows: 1, cols: width }, &[old, addend(row)?])?;
-            self.write(x, row * width, &sum)?;
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, id: BufferId) -> Result<Vec<bf16>> {
-        self.read_part(id, 0, self.compiled.plan.buffer(id).spec.len())
-    }
-
-    /// Elements `[start, start + len)` of a bf16 buffer.
-    fn read_part(&mut self, id: BufferId, start: usize, len: usize) -> Result<Vec<bf16>> {
-        let bytes = self.device.read(self.compiled.handles[id.0], start * 2, len * 2)?;
-        Ok(tensor::bf16_from_le_bytes(bytes))
-    }
-
-    fn write(&mut self, id: BufferId, start: usize, content: &[bf16]) -> Result<()> {
-        self.device.write(self.compiled.handles[id.0], start * 2, tensor::bytes_of(content))
     }
 }

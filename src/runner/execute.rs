@@ -1,0 +1,157 @@
+//! One plan in execution: each step on the device, or on the host by design or by placement.
+
+use half::bf16;
+
+use super::compiled::{Compiled, content, rope_rows};
+use super::hook::StepContext;
+use super::host::HostKernels;
+use super::kv::KvCache;
+use crate::device::{Device, Role};
+use crate::error::Result;
+use crate::kernel::Kernel;
+use crate::model::{Checkpoint, ModelConfig, RopeTable};
+use crate::plan::{BufferId, HostOp, Op, Source};
+use crate::tensor;
+
+/// One run's place in the sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Span<'a> {
+    pub(super) ids: &'a [u32],
+    pub(super) position: usize,
+}
+
+/// What a plan's steps need at hand.
+pub(super) struct Run<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) rope: &'a RopeTable,
+    pub(super) device: &'a mut dyn Device,
+    pub(super) host: &'a HostKernels,
+    pub(super) kv: &'a mut KvCache,
+    pub(super) compiled: &'a Compiled,
+    pub(super) span: Span<'a>,
+    pub(super) pad_id: u32,
+}
+
+impl Run<'_> {
+    pub(super) fn context(&mut self, index: usize) -> StepContext<'_> {
+        StepContext {
+            plan: &self.compiled.plan,
+            step: &self.compiled.plan.steps[index],
+            position: self.span.position,
+            valid_rows: self.span.ids.len(),
+            kv: self.kv,
+            device: self.device,
+            handles: &self.compiled.handles,
+        }
+    }
+
+    pub(super) fn poison_intermediates(&mut self) -> Result<()> {
+        for (buffer, &handle) in self.compiled.plan.buffers.iter().zip(&self.compiled.handles) {
+            if matches!(buffer.spec.role, Role::Intermediate | Role::Output) {
+                self.device.poison(handle)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn step(&mut self, index: usize) -> Result<()> {
+        let compiled = self.compiled;
+        let step = &compiled.plan.steps[index];
+        match (&step.op, compiled.dispatches[index]) {
+            (_, Some(dispatch)) => self.device.run(dispatch).map(drop),
+            (Op::Host(op), None) => self.host_op(op),
+            (Op::Dispatch(launches), None) => launches.iter().try_for_each(|launch| {
+                let inputs = launch.args[..launch.args.len() - 1]
+                    .iter()
+                    .map(|&id| match &compiled.plan.buffer(id).source {
+                        source @ (Source::Tensor(_) | Source::Padded { .. }) => {
+                            Ok(content(self.checkpoint, source)?.into_owned())
+                        }
+                        _ => self.read(id),
+                    })
+                    .collect::<Result<Vec<_>>>()?;
+                let out = self.host.launch(&launch.kernel, &inputs)?;
+                self.write(*launch.args.last().expect("checked by the plan"), 0, &out)
+            }),
+        }
+    }
+
+    fn host_op(&mut self, op: &HostOp) -> Result<()> {
+        let hidden = self.config.hidden_size;
+        let valid = self.span.ids.len();
+        match *op {
+            HostOp::AddBias { x, ref bias } => {
+                let bias = content(self.checkpoint, bias)?;
+                self.add_rows(x, |_| Ok(bias.to_vec()))
+            }
+            HostOp::AddRotatedBias { x, ref bias } => {
+                let bias = content(self.checkpoint, bias)?.into_owned();
+                let (head_dim, start) = (self.config.head_dim, self.span.position);
+                let (rope, host) = (self.rope, self.host);
+                self.add_rows(x, |row| {
+                    let lut = rope_rows(rope, &[start + row], bias.len() / head_dim);
+                    let rotate = Kernel::Rope { rows: bias.len() / head_dim, head_dim };
+                    host.launch(&rotate, &[bias.clone(), lut])
+                })
+            }
+            HostOp::Embed { out } => {
+                let rows = self.compiled.plan.buffer(out).spec.rows;
+                let table = self.checkpoint.bf16("model.embed_tokens.weight")?;
+                let mut x = Vec::with_capacity(rows * hidden);
+                for row in 0..rows {
+                    let id = self.span.ids.get(row).copied().unwrap_or(self.pad_id) as usize;
+                    x.extend_from_slice(&table[id * hidden..(id + 1) * hidden]);
+                }
+                self.write(out, 0, &x)
+            }
+            HostOp::RopeRow { q_lut, k_lut } => {
+                let width = self.compiled.plan.buffer(q_lut).spec.cols;
+                let row = rope_rows(self.rope, &[self.span.position], width / self.config.head_dim);
+                self.write(q_lut, 0, &row)?;
+                self.write(k_lut, 0, &row[..self.config.kv_dim()])
+            }
+            HostOp::KvAppend { layer, k, v } => {
+                let len = valid * self.config.kv_dim();
+                let keys = self.read_part(k, 0, len)?;
+                let values = self.read_part(v, 0, len)?;
+                self.kv.append(layer, self.span.position, &keys, &values)
+            }
+            HostOp::DecodeAttention { layer, q, out } => {
+                let q = self.read(q)?;
+                let context = self.host.decode_attention(&q, self.kv.keys(layer), self.kv.values(layer));
+                self.write(out, 0, &context)
+            }
+            HostOp::FinalNorm { x, out } => {
+                let row = self.read_part(x, (valid - 1) * hidden, hidden)?;
+                let normed = self.host.final_norm(&row);
+                self.write(out, 0, &normed)
+            }
+        }
+    }
+
+    /// `x[row] += addend(row)` for the rows of the prompt, one rounding each.
+    fn add_rows(&mut self, x: BufferId, addend: impl Fn(usize) -> Result<Vec<bf16>>) -> Result<()> {
+        let width = self.compiled.plan.buffer(x).spec.cols;
+        for row in 0..self.span.ids.len() {
+            let old = self.read_part(x, row * width, width)?;
+            let sum = self.host.launch(&Kernel::Add { rows: 1, cols: width }, &[old, addend(row)?])?;
+            self.write(x, row * width, &sum)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&mut self, id: BufferId) -> Result<Vec<bf16>> {
+        self.read_part(id, 0, self.compiled.plan.buffer(id).spec.len())
+    }
+
+    /// Elements `[start, start + len)` of a bf16 buffer.
+    fn read_part(&mut self, id: BufferId, start: usize, len: usize) -> Result<Vec<bf16>> {
+        let bytes = self.device.read(self.compiled.handles[id.0], start * 2, len * 2)?;
+        Ok(tensor::bf16_from_le_bytes(bytes))
+    }
+
+    fn write(&mut self, id: BufferId, start: usize, content: &[bf16]) -> Result<()> {
+        self.device.write(self.compiled.handles[id.0], start * 2, tensor::bytes_of(content))
+    }
+}
