@@ -28,6 +28,13 @@ pub const DOCUMENT: &str = "phase3_full";
 /// see lies above 3x, HF's own variants (eager, sdpa, f32 activations) below 2x.
 pub const IEEE_KL: KlFactors = KlFactors::median(3.0);
 
+/// The same for the NPU2's arithmetic, per layer: rounding toward minus infinity is a bias that every layer adds to.
+///
+/// Source: clean runs on emu_npu2 over all 25 prompts, times the floor per layer: tiny_llama 1.56, tiny_mistral 1.35,
+/// tiny_qwen2 1.87, tiny_qwen3 1.61 (3 or 4 layers), smollm2_135m 1.15 (30 layers; 34.5 in all). Twice the largest of the
+/// others clears each model. What hides below it is for phase 1, the layer lens or a run on ieee to see.
+pub const NPU2_KL_PER_LAYER: f64 = 3.2;
+
 /// Distance to HF f32 of any layer, over HF bf16's own distance.
 ///
 /// Source: what rounding bf16 at kernel borders and f32 inside can add over HF's own rounding points.
@@ -179,6 +186,13 @@ pub fn noise(bench: &Bench, id: &str) -> Result<Finding> {
     Ok(Finding { verdict: Verdict::judge(failures, extent), numbers: vec![("rel_l2_over_hf_max", worst)] })
 }
 
+fn kl_factors(bench: &Bench) -> KlFactors {
+    match arithmetic(bench) {
+        Arithmetic::Ieee => IEEE_KL,
+        Arithmetic::Npu2 => KlFactors::median(NPU2_KL_PER_LAYER * bench.subject().config.num_hidden_layers as f64),
+    }
+}
+
 fn noise_limit(bench: &Bench) -> Result<Option<f64>> {
     Ok(match arithmetic(bench) {
         Arithmetic::Ieee => Some(IEEE_NOISE_RATIO),
@@ -202,7 +216,7 @@ pub fn kl(bench: &Bench, prompts: &[String]) -> Result<Finding> {
         floor.extend(found.floor.steps);
     }
     let (kl, floor) = (Kl::of(steps), Kl::of(floor));
-    let verdict = kl.judge(&floor.summary, IEEE_KL, prompts.len() * STEPS);
+    let verdict = kl.judge(&floor.summary, kl_factors(bench), prompts.len() * STEPS);
     let numbers =
         vec![("kl_median", kl.summary.median), ("kl_p95", kl.summary.p95), ("kl_floor_median", floor.summary.median)];
     Ok(Finding { verdict, numbers })
