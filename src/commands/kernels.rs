@@ -1,6 +1,7 @@
 //! `kernels`: what is known of the leaf kernels, what a model needs of them, and whether the placement rules agree with
 //! the hardware.
 
+mod calibrate;
 mod model;
 mod show;
 
@@ -10,6 +11,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use crate::commands::ReportArgs;
 use crate::error::{Error, Result};
 use crate::kernel::facts::{self, Candidates, Figure, KernelFacts, Point, Row, Tier, TileVariable};
 use crate::kernel::placement::{self, Placement, Proposal};
@@ -42,6 +44,9 @@ pub(super) struct KernelsArgs {
     /// Judge every known-good and known-bad config by the placement rules; fails when one is judged wrongly
     #[arg(long, conflicts_with_all = ["dispatch", "shape", "id"])]
     placement: bool,
+    /// Measure the emulated NPU2 arithmetic beside hardware's figures; fails where one misses its goal
+    #[arg(long, conflicts_with_all = ["placement", "dispatch", "shape", "id", "model"])]
+    calibrate: bool,
     /// List the fused dispatches, or show the one called ID
     #[arg(long, conflicts_with = "shape")]
     dispatch: bool,
@@ -67,6 +72,9 @@ impl From<TierArg> for Tier {
 
 pub(super) fn run(args: KernelsArgs) -> anyhow::Result<ExitCode> {
     let tier = args.tier.map(Tier::from);
+    if args.calibrate {
+        return calibrate::run(&ReportArgs { json: args.json, report_dir: None, record: false });
+    }
     if args.placement {
         return placement_census(args.json);
     }
@@ -98,13 +106,13 @@ fn matching(id: Option<&str>) -> Result<Vec<&'static KernelFacts>> {
 }
 
 fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    println!("{}", serde_json::to_string_pretty(value).context("JSON")?);
+    say!("{}", serde_json::to_string_pretty(value).context("JSON")?);
     Ok(())
 }
 
 /// A table under its title.
 fn print(table: &Table) {
-    println!("{}\n{}\n", table.title, table.render());
+    say!("{}\n{}\n", table.title, table.render());
 }
 
 /// An enumeration's name as its file has it.
@@ -140,7 +148,7 @@ fn list(kernels: &[&KernelFacts], as_json: bool) -> anyhow::Result<()> {
         ]);
     }
     print(&table);
-    println!("{} kernels, {} measured configs", kernels.len(), kernels.iter().map(|k| k.measured.len()).sum::<usize>());
+    say!("{} kernels, {} measured configs", kernels.len(), kernels.iter().map(|k| k.measured.len()).sum::<usize>());
     Ok(())
 }
 
@@ -199,8 +207,8 @@ fn one_shape(facts: &KernelFacts, dims: &[String], tier: Option<Tier>, as_json: 
         );
     }
     match best {
-        Some(row) => println!("measured: {}: {}", row_config(facts, row), speed(row)),
-        None => println!("never measured"),
+        Some(row) => say!("measured: {}: {}", row_config(facts, row), speed(row)),
+        None => say!("never measured"),
     }
     let mut table = Table::new("nearest measured", &["distance", "shape", "config", "speed"]);
     for n in &near {
@@ -210,10 +218,10 @@ fn one_shape(facts: &KernelFacts, dims: &[String], tier: Option<Tier>, as_json: 
     }
     print(&table);
     match placed {
-        Placement::Fits(proposals) => println!("{}", proposed(facts, &proposals).render()),
+        Placement::Fits(proposals) => say!("{}", proposed(facts, &proposals).render()),
         Placement::Unplaceable(killers) => {
-            println!("unplaceable:");
-            killers.iter().for_each(|k| println!("- {}{}", k.line(), if k.alone { "" } else { " (not alone)" }));
+            say!("unplaceable:");
+            killers.iter().for_each(|k| say!("- {}{}", k.line(), if k.alone { "" } else { " (not alone)" }));
         }
     }
     Ok(())
@@ -259,8 +267,8 @@ fn placement_census(as_json: bool) -> anyhow::Result<ExitCode> {
         ]);
     }
     print(&table);
-    census.iter().flat_map(|c| c.wrong.iter().map(move |w| (&c.id, w))).for_each(|(id, w)| println!("WRONG {id}: {w}"));
-    println!("known good: {} of {} accepted", good.0, good.1);
-    println!("known bad: {} of {} rejected", bad.0, bad.1);
+    census.iter().flat_map(|c| c.wrong.iter().map(move |w| (&c.id, w))).for_each(|(id, w)| say!("WRONG {id}: {w}"));
+    say!("known good: {} of {} accepted", good.0, good.1);
+    say!("known bad: {} of {} rejected", bad.0, bad.1);
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

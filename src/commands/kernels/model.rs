@@ -52,7 +52,7 @@ pub(super) fn needs_of(name: &str, args: &KernelsArgs, tier: Option<Tier>) -> an
             &json!({"model": name, "seq_len": seq_len, "kernels": rows, "tiles": utilisation_json(&assessed)}),
         );
     }
-    println!("{name}: prefill of {seq_len} positions and decode\n");
+    say!("{name}: prefill of {seq_len} positions and decode\n");
     let columns = ["kernel", "shape", "prefill", "decode", "status", "config or reason"];
     let mut table = Table::new("kernels and shapes", &columns);
     for (need, a) in &assessed {
@@ -85,10 +85,10 @@ pub(super) fn needs_of(name: &str, args: &KernelsArgs, tier: Option<Tier>) -> an
         [(Bound::Compute, "compute-bound"), (Bound::Memory, "memory-bound"), (Bound::RowParallel, "row-parallel")]
     {
         let (full, of) = utilisation(&assessed, bound);
-        println!("{what}: {full} of {of} shapes use all tiles of their target");
+        say!("{what}: {full} of {of} shapes use all tiles of their target");
     }
     let count = |of: fn(&RegistryStatus) -> bool| assessed.iter().filter(|(_, a)| of(&a.status)).count();
-    println!(
+    say!(
         "{} kernels x shapes: {} measured, {} to be measured, {} unplaceable",
         assessed.len(),
         count(|s| matches!(s, RegistryStatus::Measured(_))),

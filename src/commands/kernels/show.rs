@@ -10,9 +10,9 @@ pub(super) fn kernel(facts: &KernelFacts, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         return print_json(facts);
     }
-    println!("{}: {}\n{}\nsource: {}", facts.id, facts.title, facts.math, facts.source);
+    say!("{}: {}\n{}\nsource: {}", facts.id, facts.title, facts.math, facts.source);
     if !facts.upstream_registry {
-        println!("upstream's registry has no page for it");
+        say!("upstream's registry has no page for it");
     }
     let mut table = Table::new("arguments", &["#", "name", "dtype", "shape", "role", "layout"]);
     for (index, a) in facts.args.iter().enumerate() {
@@ -91,7 +91,7 @@ pub(super) fn kernel(facts: &KernelFacts, as_json: bool) -> anyhow::Result<()> {
         print(&table);
     }
     for note in &facts.notes {
-        println!("- {note}");
+        say!("- {note}");
     }
     Ok(())
 }
@@ -125,7 +125,7 @@ pub(super) fn dispatches(id: Option<&str>, as_json: bool) -> anyhow::Result<()> 
     if as_json {
         return print_json(d);
     }
-    println!("{} ({})", d.id, word(&d.stage)?);
+    say!("{} ({})", d.id, word(&d.stage)?);
     let mut table = Table::new("arguments", &["#", "name", "dtype", "shape", "role", "note"]);
     for (index, a) in d.args.iter().enumerate() {
         let shape: Vec<&str> = a.shape.iter().map(|e| e.text()).collect();
@@ -148,17 +148,17 @@ pub(super) fn dispatches(id: Option<&str>, as_json: bool) -> anyhow::Result<()> 
     }
     print(&table);
     let sets = &d.index_sets;
-    println!("static {:?}, intermediate {:?}", sets.static_inputs, sets.intermediate);
-    println!("sent at every call {:?}, read back {:?}", sets.per_call, sets.outputs);
+    say!("static {:?}, intermediate {:?}", sets.static_inputs, sets.intermediate);
+    say!("sent at every call {:?}, read back {:?}", sets.per_call, sets.outputs);
     if let Some(requires) = &d.requires {
-        println!("requires {}", requires.expr);
+        say!("requires {}", requires.expr);
     }
     if let Some(scratch) = &d.scratch {
         let gemms = scratch.gemms.join(", ");
-        println!(
+        say!(
             "scratch: one f32 [M,N] argument behind the others for each of {gemms} whose method is fused_cast, in this order"
         );
     }
-    d.notes.iter().for_each(|note| println!("- {note}"));
+    d.notes.iter().for_each(|note| say!("- {note}"));
     Ok(())
 }

@@ -1,21 +1,13 @@
-//! `calibrate`: the emulated NPU2 arithmetic beside the figures measured on hardware.
+//! `kernels --calibrate`: the emulated NPU2 arithmetic beside the figures measured on hardware.
 
 use std::process::ExitCode;
 
-use clap::Args;
-
-use super::ReportArgs;
 use crate::check::{Extent, Verdict};
+use crate::commands::ReportArgs;
 use crate::phase::{bench, calibrate};
 use crate::report::{Cell, Report, Table};
 
-#[derive(Args)]
-pub(super) struct CalibrateArgs {
-    #[command(flatten)]
-    report: ReportArgs,
-}
-
-pub(super) fn run(args: CalibrateArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     let rows = calibrate::calibrate()?;
     let columns = ["kernel", "shape", "measured", "hardware", "ratio", "goal", "bias", "gain", "max abs", "met"];
     let mut table = Table::new("mean_rel_l1", &columns);
@@ -53,5 +45,5 @@ pub(super) fn run(args: CalibrateArgs) -> anyhow::Result<ExitCode> {
         facts: vec![],
         tables: vec![table],
     };
-    Ok(args.report.publish(&report, |report| report.tables.iter().for_each(|table| println!("{}", table.render())))?)
+    Ok(args.publish(&report, |report| report.tables.iter().for_each(|table| say!("{}", table.render())))?)
 }
