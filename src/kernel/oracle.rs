@@ -53,8 +53,9 @@ pub struct Answer {
     /// `sum |a| |b|` over the terms of an output: what its rounding errors are proportional to. For attention
     /// `sum p |v| * (1 + max scale sum |q| |k|)`, for an error of a score grows with the score's terms.
     pub magnitude: Array2<f32>,
-    /// GEMM: `sqrt(sum over blocks of 8 along K of 8 (max|a| max|b|)^2)`, what an error of shared exponents is
-    /// proportional to. Else 0.
+    /// What an error of shared exponents is proportional to. GEMM: `sqrt(sum over blocks of 8 along K of
+    /// 8 (max|a| max|b|)^2)`. Attention: `sum p max|v| + max p |v|` over blocks of 8 positions, and `sum p |v|` times the
+    /// largest score's as in a GEMM. Else 0.
     pub shared: Array2<f32>,
 }
 

@@ -20,6 +20,10 @@ pub(super) const WILD_COSINE_MIN: Option<f64> = Some(0.98);
 /// error has at most a standard deviation of 0.0064 of it; four of them.
 const SHARED: f64 = 0.0256;
 
+/// A subnormal operand may be flushed to zero, as AVX-512's bf16 products do: the smallest normal number times what
+/// multiplies it, up to 2^20.
+const FLUSHED: f32 = f32::MIN_POSITIVE * (1 << 20) as f32;
+
 /// Two values that round to other neighbours, each 2^-7 of a value up to twice the mean: what a mean over few outputs
 /// holds beside its limit.
 const ROUNDED_APART: f64 = 2.0 * 2.0 / 128.0;
@@ -45,8 +49,7 @@ impl Target {
         let scale = if unit > 0.0 { gate.atol / unit } else { 0.0 };
         let mut atol = answer.magnitude.mapv(|m| (scale * f64::from(m)) as f32);
         atol.zip_mut_with(&answer.shared, |atol, &shared| *atol += (SHARED * f64::from(shared)) as f32);
-        // One spacing of subnormal bf16: below it there is nothing to round to.
-        atol.mapv_inplace(|x| x.max(f32::MIN_POSITIVE));
+        atol.mapv_inplace(|x| x.max(FLUSHED));
         Target { values: rounded(kernel, answer), atol }
     }
 }

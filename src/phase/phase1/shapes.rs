@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::error::Result;
 use crate::kernel::facts::{self, Point};
-use crate::kernel::{Dtype, Epsilon, Kernel, registry};
+use crate::kernel::{Dtype, Epsilon, Kernel};
 use crate::phase::Outline;
 use crate::phase::needs::needs;
 use crate::plan::PlanOptions;
@@ -12,8 +12,8 @@ use crate::plan::PlanOptions;
 /// Positions of the prefill whose launches are cases.
 const PREFILL: usize = 64;
 
-/// Multiply-adds of a measured shape that is swept: phase 1 is to be run often.
-const SMALL: u64 = 48 << 20;
+/// Multiply-adds, and elements of all arguments, of a measured shape that is swept: phase 1 is to be run often.
+const SMALL: (u64, usize) = (48 << 20, 8 << 20);
 
 const EPS: f64 = 1e-5;
 
@@ -44,13 +44,15 @@ fn measured() -> Result<Vec<Kernel>> {
     let mut kernels = vec![];
     for facts in facts::all()? {
         for row in &facts.measured {
-            kernels.extend(kernel_of(&facts.id, &row.shape).filter(|kernel| kernel.flops() / 2 <= SMALL));
+            kernels.extend(kernel_of(&facts.id, &row.shape).filter(is_small));
         }
     }
-    // An elementwise kernel moves far more than it computes.
-    kernels
-        .retain(|kernel| registry::shape_of(kernel).get("N").is_none_or(|&n| n <= 1 << 20) || kernel.flops() > SMALL);
     Ok(kernels)
+}
+
+fn is_small(kernel: &Kernel) -> bool {
+    let elements: usize = kernel.args().iter().map(|arg| arg.rows * arg.cols).sum();
+    kernel.flops() / 2 <= SMALL.0 && elements <= SMALL.1
 }
 
 /// The plan's kernel of a registry shape; none for a kernel that no plan launches.
