@@ -15,9 +15,21 @@ use crate::settings;
 /// A phase's cases for one model.
 pub type CasesOf = fn(&Outline) -> Vec<phase::Case>;
 
+/// A phase's cases of kernels, which need no model to be here.
+pub type KernelCases = fn(&[Outline]) -> Result<Vec<phase::Case>>;
+
+/// The `main` of a `tests/<phase>.rs` whose cases belong to no model.
+pub fn main_kernels(phase: &'static str, cases: KernelCases) -> ExitCode {
+    run(phase, kernels(phase, cases))
+}
+
 /// The `main` of `tests/<phase>.rs`: `cases` of every fixture, and the `documented` cases of `document` if it has one.
 pub fn main(phase: &'static str, cases: CasesOf, document: Option<&'static str>) -> ExitCode {
-    match suite(phase, cases, document) {
+    run(phase, suite(phase, cases, document))
+}
+
+fn run(phase: &str, suite: Result<Suite>) -> ExitCode {
+    match suite {
         Ok(suite) => suite.run(),
         Err(error) => {
             eprintln!("{phase}: {error}");
@@ -26,7 +38,15 @@ pub fn main(phase: &'static str, cases: CasesOf, document: Option<&'static str>)
     }
 }
 
-fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) -> Result<Suite> {
+fn kernels(phase: &'static str, cases: KernelCases) -> Result<Suite> {
+    let mut suite = with_devices(phase);
+    for case in cases(&Outline::all()?)? {
+        suite.case(adapt(case));
+    }
+    Ok(suite)
+}
+
+fn with_devices(phase: &'static str) -> Suite {
     let mut suite = Suite::new(phase);
     for device in DeviceLabel::ALL {
         let there = match phase::bench::unavailable(device.label()) {
@@ -35,6 +55,11 @@ fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) ->
         };
         suite.device(device, there);
     }
+    suite
+}
+
+fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) -> Result<Suite> {
+    let mut suite = with_devices(phase);
     let wanted = wanted(&Arguments::from_args());
     let root = settings::root();
     for manifest in model::fixtures(&root)? {
@@ -72,7 +97,7 @@ fn adapt(case: phase::Case) -> Case {
         Run::Static(run) => Case::new(name, move |cx| judge(cx, run().map_err(failed)?)).without_device(),
         Run::OnDevice(run) => Case::new(name, move |cx| judge(cx, run(cx.device()?.label()).map_err(failed)?)),
     };
-    let adapted = adapted.needs(model);
+    let adapted = if model.is_empty() { adapted } else { adapted.needs(model) };
     if baseline { adapted.with_baseline() } else { adapted }
 }
 

@@ -1,10 +1,11 @@
 //! Leaf kernels: what one launch computes, on which arguments, in which order. The names are the registry's.
 //!
-//! Pure description: nothing here computes, and nothing here knows a device.
+//! Description: nothing here knows a device, and only [`oracle`] computes.
 
 pub mod dispatch;
 pub mod expr;
 pub mod facts;
+pub mod oracle;
 pub mod placement;
 pub mod registry;
 

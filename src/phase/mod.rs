@@ -9,6 +9,7 @@ pub mod decode;
 pub mod needs;
 pub mod observability;
 pub mod phase0;
+pub mod phase1;
 pub mod phase2;
 pub mod phase3;
 pub mod progress;
@@ -58,7 +59,7 @@ pub enum Run {
 pub struct Case {
     /// `layer::tiny_llama::base_00::l02`, without the device.
     pub name: String,
-    /// The fixture it is about.
+    /// The fixture it is about; empty for a kernel, which belongs to none.
     pub model: String,
     /// Whether its figures are kept as a baseline.
     pub baseline: bool,

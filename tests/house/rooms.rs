@@ -29,7 +29,7 @@ const ROOMS: &[&str] = &[
 const NARROWER: &[(&str, &[&str], &str)] = &[
     ("check", &["error", "tensor"], "the judge shares no code with the judged"),
     ("compute", &["error", "tensor"], "it sees views, shapes and packed weights only"),
-    ("kernel", &["error", "tensor"], "pure description"),
+    ("kernel", &["error", "tensor"], "description, and oracles that share no code with a device"),
     ("model", &["error", "tensor", "settings"], "what is judged does not know the judge"),
     ("device", &["error", "tensor", "settings", "kernel", "compute"], "a device knows no model and no judge"),
     ("plan", &["error", "tensor", "model", "kernel", "device"], "what is judged does not know the judge"),

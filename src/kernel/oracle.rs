@@ -1,0 +1,184 @@
+//! What each kernel should have answered: plain loops over bf16 inputs with f64 sums, and f32 outputs.
+//!
+//! Phase 1's judge of single kernels. Shares no code with `compute` or `device`; slow, and sampled where that matters.
+
+mod attention;
+#[cfg(test)]
+mod tests;
+
+use half::bf16;
+use ndarray::Array2;
+
+use crate::error::{Error, Result};
+use crate::kernel::{Kernel, attention_scale};
+
+/// Values that share one exponent along K in the NPU2's block floating point.
+const BLOCK: usize = 8;
+
+/// The outputs that are computed: every chosen row at every chosen column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    pub rows: Vec<usize>,
+    pub cols: Vec<usize>,
+}
+
+impl Sample {
+    /// Every output of a kernel.
+    pub fn all(kernel: &Kernel) -> Sample {
+        let (rows, cols) = output_shape(kernel);
+        Sample { rows: (0..rows).collect(), cols: (0..cols).collect() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len() * self.cols.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Rows and columns of a kernel's output.
+pub fn output_shape(kernel: &Kernel) -> (usize, usize) {
+    kernel.args().last().map_or((0, 0), |arg| (arg.rows, arg.cols))
+}
+
+/// The right outputs, and how large the terms were that they are sums of.
+///
+/// Shapes: `[sample.rows, sample.cols]` each.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// Rounded to f32 once.
+    pub values: Array2<f32>,
+    /// `sum |a| |b|` over the terms of an output: what its rounding errors are proportional to. For attention
+    /// `sum p |v| * (1 + max scale sum |q| |k|)`, for an error of a score grows with the score's terms.
+    pub magnitude: Array2<f32>,
+    /// What an error of shared exponents is proportional to. GEMM: `sqrt(sum over blocks of 8 along K of
+    /// 8 (max|a| max|b|)^2)`. Attention: `sum p max|v| + max p |v|` over blocks of 8 positions, and `sum p |v|` times the
+    /// largest score's as in a GEMM. Else 0.
+    pub shared: Array2<f32>,
+}
+
+/// Output, magnitude and shared of one element.
+type Term = (f64, f32, f32);
+
+/// Computes a kernel's sampled outputs.
+///
+/// Shapes: `inputs` in the kernel's order without the output, row-major.
+///
+/// Errors: [`Error::Comparison`] for another number or size of inputs.
+///
+/// Source: the formulas of [`Kernel`]; RoPE as HF's `rotate_half`, attention as HF's `eager_attention_forward`.
+pub fn answer(kernel: &Kernel, inputs: &[&[bf16]], sample: &Sample) -> Result<Answer> {
+    let args = kernel.args();
+    let expected: Vec<usize> = args[..args.len() - 1].iter().map(|arg| arg.rows * arg.cols).collect();
+    let found: Vec<usize> = inputs.iter().map(|input| input.len()).collect();
+    if found != expected {
+        let what = format!("oracle of {kernel}");
+        return Err(Error::comparison(what, format!("inputs of {found:?}"), format!("{expected:?}")));
+    }
+    Ok(match *kernel {
+        Kernel::Gemm { k, .. } => product(inputs[0], inputs[1], k, sample, true),
+        Kernel::Gemv { k, .. } => product(inputs[1], inputs[0], k, sample, false),
+        Kernel::RmsNorm { cols, eps, .. } | Kernel::QkNorm { head_dim: cols, eps, .. } => {
+            rms_norm(inputs[0], inputs[1], cols, f64::from(eps.value()), sample)
+        }
+        Kernel::Rope { head_dim, .. } => rope(inputs[0], inputs[1], head_dim, sample),
+        Kernel::Attention { heads, kv_heads, head_dim, .. } => {
+            let scale = f64::from(attention_scale(head_dim));
+            attention::attention([inputs[0], inputs[1], inputs[2]], (heads, kv_heads, head_dim), scale, sample)
+        }
+        Kernel::Add { cols, .. } => each(sample, |row, col| {
+            let (a, b) = (inputs[0][row * cols + col].to_f64(), inputs[1][row * cols + col].to_f64());
+            (a + b, (a.abs() + b.abs()) as f32, 0.0)
+        }),
+        Kernel::BiasAdd { cols, .. } => each(sample, |row, col| {
+            let (x, bias) = (inputs[0][row * cols + col].to_f64(), inputs[1][col].to_f64());
+            (x + bias, (x.abs() + bias.abs()) as f32, 0.0)
+        }),
+        Kernel::SiluMul { cols, .. } => each(sample, |row, col| {
+            let (gate, up) = (inputs[0][row * cols + col].to_f64(), inputs[1][row * cols + col].to_f64());
+            (gate / (1.0 + (-gate).exp()) * up, (gate * up).abs() as f32, 0.0)
+        }),
+    })
+}
+
+/// Collects `term(row, col)` of every sampled output.
+fn each(sample: &Sample, mut term: impl FnMut(usize, usize) -> Term) -> Answer {
+    let shape = (sample.rows.len(), sample.cols.len());
+    let mut answer =
+        Answer { values: Array2::zeros(shape), magnitude: Array2::zeros(shape), shared: Array2::zeros(shape) };
+    for (i, &row) in sample.rows.iter().enumerate() {
+        for (j, &col) in sample.cols.iter().enumerate() {
+            let (value, magnitude, shared) = term(row, col);
+            answer.values[[i, j]] = value as f32;
+            answer.magnitude[[i, j]] = magnitude;
+            answer.shared[[i, j]] = shared;
+        }
+    }
+    answer
+}
+
+/// `C[r, c] = sum_k A[r, k] W[c, k]`.
+///
+/// Shapes: `a [rows, k]`, `w [cols, k]`.
+fn product(a: &[bf16], w: &[bf16], k: usize, sample: &Sample, blocks: bool) -> Answer {
+    let widen = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<f32>>();
+    let (a, w) = (widen(a), widen(w));
+    let maxima = |x: &[f32]| -> Vec<f32> {
+        let row_maxima = |row| <[f32]>::chunks(row, BLOCK).map(|b| b.iter().fold(0.0, |max: f32, x| max.max(x.abs())));
+        if blocks { x.chunks(k).flat_map(row_maxima).collect() } else { vec![] }
+    };
+    let (a_max, w_max) = (maxima(&a), maxima(&w));
+    let per_row = if blocks { k.div_ceil(BLOCK) } else { 0 };
+    each(sample, |row, col| {
+        let (value, magnitude) = dot(&a[row * k..][..k], &w[col * k..][..k]);
+        let (a, w) = (&a_max[row * per_row..][..per_row], &w_max[col * per_row..][..per_row]);
+        let squares: f64 = a.iter().zip(w).map(|(a, w)| (f64::from(*a) * f64::from(*w)).powi(2)).sum();
+        (value, magnitude, (BLOCK as f64 * squares).sqrt() as f32)
+    })
+}
+
+/// `sum a b` in f64 and `sum |a b|`, in eight partial sums.
+fn dot(a: &[f32], b: &[f32]) -> (f64, f32) {
+    let (mut sums, mut sizes) = ([0f64; 8], [0f32; 8]);
+    let ((a_eights, a_rest), (b_eights, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a_eights.iter().zip(b_eights) {
+        for i in 0..8 {
+            sums[i] += f64::from(a[i]) * f64::from(b[i]);
+            sizes[i] += (a[i] * b[i]).abs();
+        }
+    }
+    for (a, b) in a_rest.iter().zip(b_rest) {
+        sums[0] += f64::from(*a) * f64::from(*b);
+        sizes[0] += (a * b).abs();
+    }
+    (sums.iter().sum(), sizes.iter().sum())
+}
+
+/// `y = x / sqrt(mean(x^2) + eps) * w` per row.
+fn rms_norm(x: &[bf16], w: &[bf16], cols: usize, eps: f64, sample: &Sample) -> Answer {
+    let rstd: Vec<f64> = x
+        .chunks(cols)
+        .map(|row| 1.0 / (row.iter().map(|x| x.to_f64().powi(2)).sum::<f64>() / cols as f64 + eps).sqrt())
+        .collect();
+    each(sample, |row, col| {
+        let y = x[row * cols + col].to_f64() * rstd[row] * w[col].to_f64();
+        (y, y.abs() as f32, 0.0)
+    })
+}
+
+/// Half-split rotation: `y[i] = x[i] cos[i] - x[i + h] sin[i]`, `y[i + h] = x[i + h] cos[i] + x[i] sin[i]`.
+///
+/// Shapes: `x`, `lut` `[rows, head_dim]`; a LUT row is cos (h), then sin (h).
+fn rope(x: &[bf16], lut: &[bf16], head_dim: usize, sample: &Sample) -> Answer {
+    let half = head_dim / 2;
+    each(sample, |row, col| {
+        let at = |table: &[bf16], i: usize| table[row * head_dim + i].to_f64();
+        let i = col % half;
+        let (cos, sin) = (at(lut, i), at(lut, i + half));
+        let (own, other) = (at(x, col), at(x, (col + half) % head_dim));
+        let turned = if col < half { -other } else { other };
+        (own * cos + turned * sin, ((own * cos).abs() + (turned * sin).abs()) as f32, 0.0)
+    })
+}
