@@ -135,11 +135,13 @@ impl Lanewise for Decode<'_> {
 }
 
 impl Task {
+    #[inline(always)]
     fn seen(&self, row: usize) -> usize {
         self.seen + row * self.seen_step
     }
 
     /// The first row at or after `row` that sees position `position`; `end` if none before `end` does.
+    #[inline(always)]
     fn first_to_see(&self, position: usize, row: usize, end: usize) -> usize {
         match self.seen_step {
             0 if self.seen > position => row,
@@ -201,6 +203,7 @@ struct Block {
 
 impl Block {
     /// Positions of the block that a row with `seen` positions sees.
+    #[inline(always)]
     fn seen(&self, seen: usize) -> usize {
         (seen - self.start).min(self.len)
     }

@@ -77,12 +77,15 @@ impl Lanewise for Share<'_> {
     }
 }
 
+/// bf16's largest number.
+const LARGEST: f32 = f32::from_bits(0x7f7f_0000);
+
 /// What turns a value into a multiple of its block's step, and back.
 #[inline(always)]
 fn scales<L: Lanes>(l: L, power: L::F) -> (L::F, L::F) {
     const SMALLEST: f32 = f32::from_bits((127 - 114) << 23);
-    const LARGEST: f32 = f32::from_bits((127 + 127) << 23);
-    let step = l.mul(l.min(l.max(power, l.splat(SMALLEST)), l.splat(LARGEST)), l.splat(1.0 / 64.0));
+    const HIGHEST: f32 = f32::from_bits((127 + 127) << 23);
+    let step = l.mul(l.min(l.max(power, l.splat(SMALLEST)), l.splat(HIGHEST)), l.splat(1.0 / 64.0));
     // Infinite for a block with infinity or NaN, whose difference to itself is NaN.
     (l.inverse_power(step), l.add(step, l.sub(power, power)))
 }
@@ -90,7 +93,9 @@ fn scales<L: Lanes>(l: L, power: L::F) -> (L::F, L::F) {
 /// `v` as a multiple of the block's step.
 #[inline(always)]
 fn quantised<L: Lanes>(l: L, v: L::F, (to, from): (L::F, L::F)) -> L::F {
-    l.mul(l.min(l.round(l.mul(v, to)), l.splat(127.0)), from)
+    let value = l.mul(l.min(l.round(l.mul(v, to)), l.splat(127.0)), from);
+    // -128 of the largest step is -2^128, which bf16 has not; the value is the second operand, so NaN passes.
+    l.max(l.splat(-LARGEST), value)
 }
 
 /// Sixteen neighbours, which are two blocks.

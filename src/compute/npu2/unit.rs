@@ -152,7 +152,7 @@ pub(super) mod tests {
 
     #[test]
     fn exp2_has_a_linear_mantissa() {
-        let x: Vec<f32> = every_bf16().into_iter().filter(|x| !(*x > 0.0)).chain([-0.0; 15]).collect();
+        let x: Vec<f32> = every_bf16().into_iter().filter(|x| x.is_nan() || *x <= 0.0).chain([-0.0; 15]).collect();
         let fine: Vec<f32> = (0..1 << 16).map(|i| -(i as f32) * 0.002_137).collect();
         for x in [&x[..x.len() - x.len() % 16], &fine] {
             for isa in isas() {

@@ -109,8 +109,8 @@ pub(super) fn rope(x: &[bf16], lut: &[bf16], head_dim: usize) -> Vec<f32> {
     let mut y = vec![];
     for (x, lut) in x.chunks(head_dim).zip(lut.chunks(head_dim)) {
         let at = |i: usize| (x[i].to_f64(), x[i + half].to_f64(), lut[i].to_f64(), lut[i + half].to_f64());
-        let first = (0..half).map(|i| at(i)).map(|(a, b, c, s)| a * c - b * s);
-        let second = (0..half).map(|i| at(i)).map(|(a, b, c, s)| a * s + b * c);
+        let first = (0..half).map(&at).map(|(a, b, c, s)| a * c - b * s);
+        let second = (0..half).map(&at).map(|(a, b, c, s)| a * s + b * c);
         y.extend(first.chain(second).map(|y| bf16::from_f64(y).to_f32()));
     }
     y
