@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::{ModelArgs, ReportArgs};
-use crate::check::layers;
+use crate::check::layers::{self, Layer};
 use crate::phase::{Bench, Run, Subject, phase2, phase3, progress};
-use crate::report::{Cell, Report, Table};
+use crate::report::{Cell, Plot, Report, Table, provenance};
 use crate::settings;
 
 #[derive(Args)]
@@ -62,16 +62,10 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     let verdict = layers::judge(&found, subject.config.num_hidden_layers, positions);
     let block = phase2::block(&bench, &prompt)?;
-    let (device, device_description) = bench.describe()?;
-    let mut report = Report {
-        command: "diagnosis".into(),
-        model: subject.name.clone(),
-        device,
-        device_description,
-        verdict: verdict.and(block.verdict),
-        facts: vec![],
-        tables: vec![table],
-    };
+    let mut report = Report::new("diagnosis", &subject.name, bench.describe()?, verdict.and(block.verdict));
+    report.tables.push(table);
+    report.plots = plots(&found);
+    report.provenance = provenance::of(&subject)?;
     report.fact("composition", phase2::composition(&subject)?.to_string());
     for (option, value) in args.model.plan().facts() {
         report.fact(option, value);
@@ -89,6 +83,22 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
             say!("{name}: {}", value.text());
         }
     })?)
+}
+
+/// The lens as lines over the layers.
+fn plots(found: &[Layer]) -> Vec<Plot> {
+    let over = |of: fn(&Layer) -> f64| found.iter().map(move |l| (l.layer as f64, of(l)));
+    let mut cosine = Plot::new("Cosine against HF bf16", "layer", "1 - cosine");
+    cosine.log = true;
+    cosine.line("whole", over(|l| 1.0 - l.vs_bf16.cosine));
+    cosine.line("worst position", over(|l| 1.0 - l.vs_bf16.positions.min));
+    let mut sqnr = Plot::new("Signal to noise", "layer", "SQNR, dB");
+    sqnr.line("against HF bf16", over(|l| l.vs_bf16.body.sqnr_db));
+    sqnr.line("against HF f32", over(|l| l.vs_f32.body.sqnr_db));
+    let mut noise = Plot::new("Noise ratio", "layer", "distance to HF f32 / HF bf16's own");
+    noise.limit = Some(phase3::IEEE_NOISE_RATIO);
+    noise.line("device", over(|l| l.noise_ratio));
+    vec![cosine, sqnr, noise]
 }
 
 /// Writes phase 2's progress document from the very cases the tests run.

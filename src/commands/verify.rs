@@ -10,7 +10,7 @@ use crate::check::{Summary, Verdict};
 use crate::error::{Error, Result};
 use crate::phase::phase3::{self, PromptFinding};
 use crate::phase::{Bench, Finding, Run, Subject, progress};
-use crate::report::{Cell, Report, Table};
+use crate::report::{Cell, Plot, Report, Table, provenance};
 use crate::settings;
 
 #[derive(Args)]
@@ -99,16 +99,11 @@ fn report(
     let verdict = Verdict::all(findings.iter().map(|(_, f)| f.verdict.clone())).and(kl.verdict.clone());
     let prefill: Vec<f64> = timings(bench, findings, |t| vec![t.prefill_us as f64 / 1e3])?;
     let decode: Vec<f64> = timings(bench, findings, |t| t.decode_us.iter().map(|&us| us as f64 / 1e3).collect())?;
-    let (label, description) = bench.describe()?;
-    let mut report = Report {
-        command: command.into(),
-        model: bench.subject().name.clone(),
-        device: label,
-        device_description: description,
-        verdict,
-        facts: vec![],
-        tables: vec![table],
-    };
+    let mut report = Report::new(command, &bench.subject().name, bench.describe()?, verdict);
+    report.tables.push(table);
+    report.tables.extend(divergences(bench.subject(), findings)?);
+    report.plots = plots(findings);
+    report.provenance = provenance::of(bench.subject())?;
     for (name, value) in &kl.numbers {
         report.fact(name, *value);
     }
@@ -119,6 +114,50 @@ fn report(
     report.fact("composition", crate::phase::phase2::composition(bench.subject())?.to_string());
     report.fact("seconds", started.elapsed().as_secs_f64());
     Ok(report)
+}
+
+/// KL per step, one line a prompt, beside what HF bf16's own are at the median.
+fn plots(findings: &[(String, PromptFinding)]) -> Vec<Plot> {
+    let mut kl = Plot::new("KL divergence from HF f32", "step", "KL, nats");
+    kl.log = true;
+    let steps = findings.iter().map(|(_, f)| f.floor.steps.len()).max().unwrap_or(0);
+    let floor = (0..steps).map(|step| {
+        let at: Vec<f64> = findings.iter().filter_map(|(_, f)| f.floor.steps.get(step).copied()).collect();
+        (step as f64, Summary::of(&at).median)
+    });
+    kl.line("HF bf16, median", floor);
+    for (id, found) in findings {
+        kl.line(id, found.kl.steps.iter().enumerate().map(|(step, &kl)| (step as f64, kl)));
+    }
+    vec![kl]
+}
+
+/// Where the two sides part: both top-5 sets as text.
+fn divergences(subject: &Subject, findings: &[(String, PromptFinding)]) -> Result<Option<Table>> {
+    let columns =
+        ["prompt", "step", "device", "HF", "in each other's top 5", "device's top 5", "HF's top 5", "text before"];
+    let mut table = Table::new("First divergences", &columns);
+    for (id, found) in findings {
+        let Some(d) = &found.token_set.first_divergence else { continue };
+        let captured = subject.capture()?.prompt(id)?;
+        let tokenizer = subject.tokenizer()?;
+        let text = |ids: &[u32]| -> Result<String> { Ok(format!("{:?}", tokenizer.decode(ids, false)?)) };
+        let all = |ids: &[u32]| -> Result<String> {
+            Ok(ids.iter().map(|&id| text(&[id])).collect::<Result<Vec<_>>>()?.join(" "))
+        };
+        let before = [&captured.ids[..], &captured.chosen[..d.step]].concat();
+        table.row([
+            Cell::from(id.as_str()),
+            d.step.into(),
+            format!("{} {}", d.device_token, text(&[d.device_token])?).into(),
+            format!("{} {}", d.hf_token, text(&[d.hf_token])?).into(),
+            if d.mutual { "yes" } else { "NO" }.into(),
+            all(&d.device_top5)?.into(),
+            all(&d.hf_top5)?.into(),
+            text(&before[before.len().saturating_sub(12)..])?.into(),
+        ]);
+    }
+    Ok((!table.rows.is_empty()).then_some(table))
 }
 
 fn timings(

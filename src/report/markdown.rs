@@ -6,7 +6,7 @@ use super::{Report, Table};
 
 pub(super) fn render(report: &Report) -> String {
     let mut out = String::new();
-    let Report { command, model, device, device_description, verdict, facts, tables } = report;
+    let Report { command, model, device, device_description, verdict, facts, tables, .. } = report;
     // Writing to a String cannot fail.
     let _ =
         writeln!(out, "# {command}: {model} on {device}\n\n**{}** ({device_description})\n", verdict.outcome().word());

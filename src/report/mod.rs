@@ -3,6 +3,7 @@
 //! Knows nothing of how a figure came about.
 
 mod markdown;
+pub mod provenance;
 
 use std::path::{Path, PathBuf};
 
@@ -96,9 +97,45 @@ impl Table {
     }
 }
 
+/// One line of a [`Plot`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Series {
+    pub name: String,
+    /// Pairs of x and y; a y that is no finite number is a gap, written as null.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Figures over layers, steps or positions, to be drawn.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Plot {
+    pub title: String,
+    pub x: String,
+    pub y: String,
+    /// Whether y is drawn on a logarithmic axis.
+    pub log: bool,
+    /// A line that must not be crossed, if there is one.
+    pub limit: Option<f64>,
+    pub series: Vec<Series>,
+}
+
+impl Plot {
+    pub fn new(title: &str, x: &str, y: &str) -> Plot {
+        Plot { title: title.into(), x: x.into(), y: y.into(), ..Plot::default() }
+    }
+
+    /// Adds a line.
+    pub fn line(&mut self, name: &str, points: impl IntoIterator<Item = (f64, f64)>) {
+        self.series.push(Series { name: name.into(), points: points.into_iter().collect() });
+    }
+}
+
+/// Version of the JSON form: sections may be added under the same one.
+pub const SCHEMA: &str = "phasegate.report/1";
+
 /// What one command found.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
+    pub schema: &'static str,
     pub command: String,
     pub model: String,
     pub device: String,
@@ -108,9 +145,28 @@ pub struct Report {
     /// Single facts: name and value.
     pub facts: Vec<(String, Cell)>,
     pub tables: Vec<Table>,
+    pub plots: Vec<Plot>,
+    /// What the figures come from: commit, weights, capture, versions.
+    pub provenance: Vec<(String, String)>,
 }
 
 impl Report {
+    /// A report without sections; `device` is a label and what the device says of itself.
+    pub fn new(command: &str, model: &str, device: (String, String), verdict: Verdict) -> Report {
+        Report {
+            schema: SCHEMA,
+            command: command.into(),
+            model: model.into(),
+            device: device.0,
+            device_description: device.1,
+            verdict,
+            facts: vec![],
+            tables: vec![],
+            plots: vec![],
+            provenance: vec![],
+        }
+    }
+
     pub fn fact(&mut self, name: &str, value: impl Into<Cell>) {
         self.facts.push((name.into(), value.into()));
     }

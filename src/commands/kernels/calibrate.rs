@@ -36,14 +36,8 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<ExitCode> {
     }
     let extent = Extent::new().require("kernels", rows.len() as u64).compare("kernels", rows.len() as u64);
     let device = bench::open_device(calibrate::DEVICE)?;
-    let report = Report {
-        command: "calibrate".into(),
-        model: "kernels".into(),
-        device: device.info().label.clone(),
-        device_description: device.info().description.clone(),
-        verdict: Verdict::judge(failures, extent),
-        facts: vec![],
-        tables: vec![table],
-    };
+    let described = (device.info().label.clone(), device.info().description.clone());
+    let mut report = Report::new("calibrate", "kernels", described, Verdict::judge(failures, extent));
+    report.tables.push(table);
     Ok(args.publish(&report, |report| report.tables.iter().for_each(|table| say!("{}", table.render())))?)
 }

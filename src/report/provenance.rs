@@ -1,0 +1,54 @@
+//! What a run's figures come from: enough to say whether two runs may be compared.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::error::Result;
+use crate::model::hashes::{sha256, sha256_file};
+use crate::phase::{Subject, bench};
+
+/// Commit of the project under `root`, `+changes` behind it where files differ from it; `unknown` where git cannot say.
+pub fn commit(root: &Path) -> String {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(root).args(args).stderr(Stdio::null()).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| text.trim().to_owned())
+    };
+    match git(&["rev-parse", "--short=12", "HEAD"]) {
+        None => "unknown".into(),
+        // Documents and baselines that a run itself writes do not make another program.
+        Some(commit) => {
+            match git(&["status", "--porcelain", "--untracked-files=no", "--", "src", "kernels", "Cargo.lock"]) {
+                Some(changes) if changes.is_empty() => commit,
+                _ => format!("{commit}+changes"),
+            }
+        }
+    }
+}
+
+/// One hash over all tensors of a checkpoint.
+///
+/// Errors: [`crate::error::Error::Io`].
+pub fn weights(subject: &Subject) -> Result<String> {
+    let hashes = subject.checkpoint.tensor_hashes()?;
+    let lines: String = hashes.iter().map(|(name, hash)| format!("{name} {hash}\n")).collect();
+    Ok(sha256(lines.as_bytes()))
+}
+
+/// Name and value of everything a model's figures rest on.
+///
+/// Errors: a capture that does not belong; [`crate::error::Error::Io`].
+pub fn of(subject: &Subject) -> Result<Vec<(String, String)>> {
+    let capture = subject.capture()?;
+    let mut all = vec![
+        ("commit".into(), commit(&subject.root)),
+        ("phasegate".into(), env!("CARGO_PKG_VERSION").into()),
+        ("checkpoint".into(), subject.located.checkpoint_dir.display().to_string()),
+        ("weights_sha256".into(), weights(subject)?),
+        ("capture_sha256".into(), sha256_file(capture.path())?),
+        ("reference".into(), capture.provenance().line()),
+        ("instruction_set".into(), bench::isa()?.to_string()),
+    ];
+    all.extend(capture.identity().prompts_sha256.into_iter().map(|(file, hash)| (format!("prompts {file}"), hash)));
+    Ok(all)
+}
