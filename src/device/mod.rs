@@ -106,6 +106,8 @@ pub struct DispatchHandle(pub usize);
 /// One leaf kernel with its arguments bound, in the kernel's order.
 #[derive(Debug, Clone)]
 pub struct BoundLaunch {
+    /// What it is for, as its caller names it (`prefill.l07.q_proj`). No device computes by it.
+    pub site: String,
     pub kernel: Kernel,
     pub args: Vec<BufferHandle>,
 }

@@ -26,6 +26,20 @@ use crate::settings;
 const SIDE_FILES: &[&str] =
     &["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
+/// Where a runner takes its weights from.
+pub trait Weights: Send + Sync {
+    /// A tensor's elements in bf16, row-major, by its canonical HF name.
+    ///
+    /// Errors: [`Error::Tensor`] where there is none.
+    fn bf16(&self, name: &str) -> Result<Cow<'_, [bf16]>>;
+}
+
+impl Weights for Checkpoint {
+    fn bf16(&self, name: &str) -> Result<Cow<'_, [bf16]>> {
+        Checkpoint::bf16(self, name)
+    }
+}
+
 /// An open checkpoint directory.
 #[derive(Debug)]
 pub struct Checkpoint {

@@ -18,7 +18,7 @@ pub mod tokenizer;
 #[cfg(test)]
 mod tests;
 
-pub use checkpoint::{Accounting, Checkpoint};
+pub use checkpoint::{Accounting, Checkpoint, Weights};
 pub use config::rope::{RopeKind, RopeParameters, RopeTable};
 pub use config::{Architecture, Coverage, Difference, ModelConfig, TensorSpec};
 pub use locate::{Located, locate, locate_in};

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::model::hashes::sha256;
 use crate::plan::{self, PlanOptions};
 use crate::reference::PromptCapture;
-use crate::runner::{NpuRunner, Record, RunCache, RunnerOptions, TapRequest};
+use crate::runner::{Alteration, NpuRunner, Record, RunCache, RunnerOptions, Sound, TapRequest};
 use crate::runner::{RunKey, npu, plan_hash};
 use crate::settings;
 
@@ -74,6 +74,7 @@ pub struct Bench {
     prompts: Vec<String>,
     options: RunnerOptions,
     cache: RunCache,
+    alteration: Arc<dyn Alteration>,
     runner: Mutex<Option<NpuRunner>>,
     records: Mutex<HashMap<String, Arc<Record>>>,
 }
@@ -92,7 +93,14 @@ impl Bench {
         options.plan = plan;
         let cache = RunCache::open()?;
         let (runner, records) = Default::default();
-        Ok(Bench { subject, device: device.into(), prompts: prompts.to_vec(), options, cache, runner, records })
+        let (device, prompts, alteration) = (device.into(), prompts.to_vec(), Arc::new(Sound));
+        Ok(Bench { subject, device, prompts, options, cache, alteration, runner, records })
+    }
+
+    /// The bench of a run with altered parts, of which nothing is cached on disk. The judge keeps the sound ones.
+    #[must_use]
+    pub fn altered(self, alteration: Arc<dyn Alteration>) -> Bench {
+        Bench { cache: RunCache::off(), alteration, runner: Mutex::default(), records: Mutex::default(), ..self }
     }
 
     /// The bench for all captured prompts of a fixture, shared by the cases of this process.
@@ -160,7 +168,9 @@ impl Bench {
     }
 
     fn run(&self, key: &RunKey, captured: &PromptCapture) -> Result<Record> {
-        self.with_runner(|runner| runner.record(&captured.ids, &captured.chosen, STEPS, &key.taps))
+        let ids = self.alteration.prompt(&captured.ids);
+        let record = self.with_runner(|runner| runner.record(&ids, &captured.chosen, STEPS, &key.taps))?;
+        Ok(self.alteration.record(record))
     }
 
     /// What a prompt's run depends on, and what HF did with it.
@@ -183,7 +193,7 @@ impl Bench {
         let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
         let runner = match &mut *runner {
             Some(runner) => runner,
-            none => none.insert(self.subject.runner(&self.device, &self.options)?),
+            none => none.insert(self.subject.altered_runner(&self.device, &self.options, &*self.alteration)?),
         };
         f(runner)
     }

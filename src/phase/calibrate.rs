@@ -175,7 +175,7 @@ impl Calibration {
             (Some(out), Some(arg)) if args.len() == inputs.len() + 1 => (out, arg.dtype),
             _ => return Err(Error::Plan { why: format!("{kernel}: {} inputs", inputs.len()) }),
         };
-        let run = device.prepare("calibrate", vec![BoundLaunch { kernel, args }])?;
+        let run = device.prepare("calibrate", vec![BoundLaunch { site: "calibrate".into(), kernel, args }])?;
         device.run(run)?;
         let len = device.spec(out).bytes();
         let bytes = device.read(out, 0, len)?;

@@ -21,6 +21,7 @@ use super::bench::open_device;
 use super::{Case, Finding, Outline};
 use crate::check::metrics::Metrics;
 use crate::check::{Extent, Verdict};
+use crate::device::Device;
 use crate::error::Result;
 use crate::kernel::oracle::{self, Answer, Sample};
 use crate::kernel::registry::{self, Gate};
@@ -44,12 +45,19 @@ pub fn cases(outlines: &[Outline]) -> Result<Vec<Case>> {
 ///
 /// Errors: those of the device; an incomplete run, a damaged guard.
 fn case(kernel: &Kernel, device: &str) -> Result<Finding> {
+    judge_on(kernel, open_device(device)?)
+}
+
+/// Runs and judges one kernel on an open device.
+///
+/// Errors: those of the device; an incomplete run, a damaged guard.
+pub fn judge_on(kernel: &Kernel, device: Box<dyn Device>) -> Result<Finding> {
     let gate = registry::gate(kernel)?;
     let name = kernel.to_string();
     let sample = sample(kernel, &mut Random::of(&format!("{name} sample")));
     let measured = inputs::make(kernel, Set::Measured, &gate, &name);
     let wild = inputs::make(kernel, Set::Wild, &gate, &name);
-    let mut bound = Bound::open(open_device(device)?, kernel)?;
+    let mut bound = Bound::open(device, kernel)?;
     bound.write(&measured)?;
     let (first, repeated) = bound.three_times(&measured)?;
     let answer = answer(kernel, &measured, &sample)?;

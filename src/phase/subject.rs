@@ -13,7 +13,7 @@ use crate::model::{
     hashes::sha256_file,
 };
 use crate::reference::{Capture, Identity, Lens};
-use crate::runner::{NpuRunner, RunnerOptions};
+use crate::runner::{Alteration, NpuRunner, RunnerOptions, Sound};
 use crate::settings;
 
 /// What is known of a fixture without opening its checkpoint: enough to name its cases.
@@ -264,8 +264,21 @@ impl Subject {
     ///
     /// Errors: [`Error::Unavailable`] for a device that is not here; from the plan, the device or the checkpoint.
     pub fn runner(&self, device: &str, options: &RunnerOptions) -> Result<NpuRunner> {
-        let host = (bench::pool()?, bench::isa()?);
-        NpuRunner::new(self.config.clone(), self.checkpoint.clone(), bench::open_device(device)?, host, options)
+        self.altered_runner(device, options, &Sound)
+    }
+
+    /// [`Subject::runner`] with parts that an alteration replaces.
+    ///
+    /// Errors: as [`Subject::runner`].
+    pub fn altered_runner(
+        &self,
+        device: &str,
+        options: &RunnerOptions,
+        alteration: &dyn Alteration,
+    ) -> Result<NpuRunner> {
+        let (config, host) = (self.config.clone(), (bench::pool()?, bench::isa()?));
+        let device = bench::open_device(device)?;
+        NpuRunner::altered(config, self.checkpoint.clone(), device, host, options, alteration)
     }
 
     /// The outline of this subject, when it has a capture.

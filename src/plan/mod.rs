@@ -155,6 +155,14 @@ pub enum Stage {
 }
 
 impl Stage {
+    /// `prefill` or `decode`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Stage::Prefill { .. } => "prefill",
+            Stage::Decode => "decode",
+        }
+    }
+
     /// Rows that a layer works on.
     pub fn rows(self) -> usize {
         match self {

@@ -7,7 +7,7 @@ use half::bf16;
 
 use crate::device::{BoundLaunch, BufferHandle, Device, DispatchHandle};
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, RopeTable};
+use crate::model::{RopeTable, Weights};
 use crate::plan::{Op, Placement, Plan, Source};
 use crate::tensor;
 
@@ -22,7 +22,7 @@ pub(super) struct Compiled {
 pub(super) fn compile(
     plan: Plan,
     device: &mut dyn Device,
-    checkpoint: &Checkpoint,
+    weights: &dyn Weights,
     rope: &RopeTable,
     statics: &mut HashMap<(Source, usize), BufferHandle>,
 ) -> Result<Compiled> {
@@ -37,7 +37,7 @@ pub(super) fn compile(
         match &buffer.source {
             Source::Run => {}
             Source::Tensor(_) | Source::Padded { .. } => {
-                device.write(handle, 0, tensor::bytes_of(&content(checkpoint, &buffer.source)?))?;
+                device.write(handle, 0, tensor::bytes_of(&content(weights, &buffer.source)?))?;
                 statics.insert(key, handle);
             }
             Source::RopeLut { heads } => {
@@ -53,6 +53,7 @@ pub(super) fn compile(
         dispatches.push(match (&step.op, step.placement) {
             (Op::Dispatch(launches), Placement::Device) => {
                 let bound = launches.iter().map(|l| BoundLaunch {
+                    site: format!("{}.{}", plan.stage.name(), step.name),
                     kernel: l.kernel.clone(),
                     args: l.args.iter().map(|a| handles[a.0]).collect(),
                 });
@@ -66,11 +67,11 @@ pub(super) fn compile(
 
 /// What a static weight's buffer holds.
 ///
-/// Errors: those of the checkpoint; [`Error::Plan`] for a source that is no weight.
-pub(super) fn content<'a>(checkpoint: &'a Checkpoint, source: &Source) -> Result<Cow<'a, [bf16]>> {
+/// Errors: those of the weights; [`Error::Plan`] for a source that is no weight.
+pub(super) fn content<'a>(weights: &'a dyn Weights, source: &Source) -> Result<Cow<'a, [bf16]>> {
     match source {
-        Source::Tensor(name) => checkpoint.bf16(name),
-        Source::Padded { tensor, padding } => Ok(padding.apply(&checkpoint.bf16(tensor)?)?.into()),
+        Source::Tensor(name) => weights.bf16(name),
+        Source::Padded { tensor, padding } => Ok(padding.apply(&weights.bf16(tensor)?)?.into()),
         Source::Run | Source::RopeLut { .. } => Err(Error::Plan { why: format!("{source:?} is no weight") }),
     }
 }

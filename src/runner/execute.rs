@@ -9,7 +9,7 @@ use super::kv::KvCache;
 use crate::device::{Device, Role};
 use crate::error::Result;
 use crate::kernel::Kernel;
-use crate::model::{Checkpoint, ModelConfig, RopeTable};
+use crate::model::{ModelConfig, RopeTable, Weights};
 use crate::plan::{BufferId, HostOp, Op, Source};
 use crate::tensor;
 
@@ -23,7 +23,7 @@ pub(super) struct Span<'a> {
 /// What a plan's steps need at hand.
 pub(super) struct Run<'a> {
     pub(super) config: &'a ModelConfig,
-    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) weights: &'a dyn Weights,
     pub(super) rope: &'a RopeTable,
     pub(super) device: &'a mut dyn Device,
     pub(super) host: &'a HostKernels,
@@ -66,7 +66,7 @@ impl Run<'_> {
                     .iter()
                     .map(|&id| match &compiled.plan.buffer(id).source {
                         source @ (Source::Tensor(_) | Source::Padded { .. }) => {
-                            Ok(content(self.checkpoint, source)?.into_owned())
+                            Ok(content(self.weights, source)?.into_owned())
                         }
                         _ => self.read(id),
                     })
@@ -82,11 +82,11 @@ impl Run<'_> {
         let valid = self.span.ids.len();
         match *op {
             HostOp::AddBias { x, ref bias } => {
-                let bias = content(self.checkpoint, bias)?;
+                let bias = content(self.weights, bias)?;
                 self.add_rows(x, |_| Ok(bias.to_vec()))
             }
             HostOp::AddRotatedBias { x, ref bias } => {
-                let bias = content(self.checkpoint, bias)?.into_owned();
+                let bias = content(self.weights, bias)?.into_owned();
                 let (head_dim, start) = (self.config.head_dim, self.span.position);
                 let (rope, host) = (self.rope, self.host);
                 self.add_rows(x, |row| {
@@ -97,7 +97,7 @@ impl Run<'_> {
             }
             HostOp::Embed { out } => {
                 let rows = self.compiled.plan.buffer(out).spec.rows;
-                let table = self.checkpoint.bf16("model.embed_tokens.weight")?;
+                let table = self.weights.bf16("model.embed_tokens.weight")?;
                 let mut x = Vec::with_capacity(rows * hidden);
                 for row in 0..rows {
                     let id = self.span.ids.get(row).copied().unwrap_or(self.pad_id) as usize;

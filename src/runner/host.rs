@@ -7,7 +7,7 @@ use half::bf16;
 use crate::compute::{Call, Isa, PackedWeight, Pool};
 use crate::error::{Error, Result};
 use crate::kernel::{Dtype, Kernel, attention_scale};
-use crate::model::{Checkpoint, ModelConfig};
+use crate::model::{ModelConfig, Weights};
 
 /// Kernels on the CPU for one model.
 pub(super) struct HostKernels {
@@ -20,13 +20,13 @@ pub(super) struct HostKernels {
 }
 
 impl HostKernels {
-    pub(super) fn new(config: &ModelConfig, checkpoint: &Checkpoint, pool: Arc<Pool>, isa: Isa) -> Result<HostKernels> {
+    pub(super) fn new(config: &ModelConfig, weights: &dyn Weights, pool: Arc<Pool>, isa: Isa) -> Result<HostKernels> {
         Ok(HostKernels {
             pool,
             isa,
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
-            norm: checkpoint.bf16("model.norm.weight")?.into_owned(),
+            norm: weights.bf16("model.norm.weight")?.into_owned(),
             eps: config.rms_norm_eps as f32,
         })
     }

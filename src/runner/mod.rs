@@ -1,6 +1,7 @@
 //! The production path: setup once, prefill, decode_step. `run`, `verify`, `profile` and every phase drive this and
 //! nothing else.
 
+mod alteration;
 mod cache;
 mod compiled;
 mod execute;
@@ -13,6 +14,7 @@ mod record;
 #[cfg(test)]
 mod tests;
 
+pub use alteration::{Alteration, SharedHook, Sound};
 pub use cache::{RunCache, RunKey, plan_hash};
 pub use greedy::{argmax, free_run, teacher_forced};
 pub use hook::{Hook, StepContext, TapRecorder, TapRequest};

@@ -10,14 +10,13 @@ use half::bf16;
 
 use super::compiled::{Compiled, compile};
 use super::execute::{Run, Span};
-use super::hook::Hook;
 use super::host::HostKernels;
 use super::kv::KvCache;
-use super::{Record, Runner, TapRecorder, TapRequest, teacher_forced};
+use super::{Alteration, Record, Runner, SharedHook, Sound, TapRecorder, TapRequest, teacher_forced};
 use crate::compute::{Isa, Pool};
 use crate::device::{Counters, Device, DeviceInfo};
 use crate::error::{Error, Result};
-use crate::model::{Checkpoint, ModelConfig, RopeTable};
+use crate::model::{ModelConfig, RopeTable, Weights};
 use crate::plan::{self, Plan, PlanOptions};
 
 /// What a runner is set up for.
@@ -54,14 +53,14 @@ pub fn bucket(len: usize, max_positions: usize) -> usize {
 /// A model set up on a device.
 pub struct NpuRunner {
     config: ModelConfig,
-    checkpoint: Arc<Checkpoint>,
+    weights: Arc<dyn Weights>,
     rope: RopeTable,
     device: Box<dyn Device>,
     host: HostKernels,
     kv: KvCache,
     prefill: BTreeMap<usize, Compiled>,
     decode: Compiled,
-    hooks: Vec<Arc<Mutex<dyn Hook>>>,
+    hooks: Vec<SharedHook>,
     poison: bool,
     pad_id: u32,
 }
@@ -69,18 +68,38 @@ pub struct NpuRunner {
 impl NpuRunner {
     /// Uploads the weights, prepares the dispatches, allocates the KV cache.
     ///
-    /// Errors: from the plan, the checkpoint or the device; nothing is left half set up.
+    /// Errors: from the plan, the weights or the device; nothing is left half set up.
     pub fn new(
         config: ModelConfig,
-        checkpoint: Arc<Checkpoint>,
-        mut device: Box<dyn Device>,
-        (pool, isa): (Arc<Pool>, Isa),
+        weights: Arc<dyn Weights>,
+        device: Box<dyn Device>,
+        host: (Arc<Pool>, Isa),
         options: &RunnerOptions,
     ) -> Result<NpuRunner> {
+        NpuRunner::altered(config, weights, device, host, options, &Sound)
+    }
+
+    /// [`NpuRunner::new`] with parts that an alteration replaces.
+    ///
+    /// Errors: as [`NpuRunner::new`].
+    pub fn altered(
+        mut config: ModelConfig,
+        weights: Arc<dyn Weights>,
+        device: Box<dyn Device>,
+        (pool, isa): (Arc<Pool>, Isa),
+        options: &RunnerOptions,
+        alteration: &dyn Alteration,
+    ) -> Result<NpuRunner> {
+        alteration.config(&mut config);
+        let weights = alteration.weights(weights)?;
+        let mut device = alteration.device(device);
         let rope = RopeTable::new(&config);
-        let host = HostKernels::new(&config, &checkpoint, pool, isa)?;
+        let host = HostKernels::new(&config, &*weights, pool, isa)?;
         let mut statics = HashMap::new();
-        let mut compile = |plan: Plan| compile(plan, &mut *device, &checkpoint, &rope, &mut statics);
+        let mut compile = |mut plan: Plan| {
+            alteration.plan(&mut plan);
+            compile(plan, &mut *device, &*weights, &rope, &mut statics)
+        };
         let decode = compile(plan::decode(&config, &options.plan)?)?;
         let mut prefill = BTreeMap::new();
         for &seq_len in &options.buckets {
@@ -89,7 +108,8 @@ impl NpuRunner {
         let kv = KvCache::new(config.num_hidden_layers, config.kv_dim(), options.max_positions);
         let pad_id = config.eos_token_ids.first().copied().unwrap_or(0);
         let poison = options.poison;
-        Ok(NpuRunner { config, checkpoint, rope, device, host, kv, prefill, decode, hooks: vec![], poison, pad_id })
+        let hooks = alteration.hooks();
+        Ok(NpuRunner { config, weights, rope, device, host, kv, prefill, decode, hooks, poison, pad_id })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -113,7 +133,7 @@ impl NpuRunner {
     }
 
     /// Shows every later step to `hook`, after those already there.
-    pub fn add_hook(&mut self, hook: Arc<Mutex<dyn Hook>>) {
+    pub fn add_hook(&mut self, hook: SharedHook) {
         self.hooks.push(hook);
     }
 
@@ -174,7 +194,7 @@ impl NpuRunner {
         };
         let mut run = Run {
             config: &self.config,
-            checkpoint: &self.checkpoint,
+            weights: &*self.weights,
             rope: &self.rope,
             device: &mut *self.device,
             host: &self.host,

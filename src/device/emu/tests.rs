@@ -34,7 +34,7 @@ fn read(device: &mut EmuDevice, handle: BufferHandle) -> Vec<f32> {
 }
 
 fn add(args: Vec<BufferHandle>) -> BoundLaunch {
-    BoundLaunch { kernel: Kernel::Add { rows: 1, cols: 3 }, args }
+    BoundLaunch { site: "test".into(), kernel: Kernel::Add { rows: 1, cols: 3 }, args }
 }
 
 #[test]
@@ -81,7 +81,12 @@ fn a_weight_never_written_is_an_error_and_not_zeros() {
     let w = d.create(spec("w", 2, 3, Layout::LinearWeight)).unwrap();
     let x = rows(&mut d, "x", 1, 3, Some(&[1.0, 2.0, 3.0]));
     let y = rows(&mut d, "y", 1, 2, None);
-    let run = d.prepare("q", vec![BoundLaunch { kernel: Kernel::Gemv { m: 2, k: 3 }, args: vec![w, x, y] }]).unwrap();
+    let run = d
+        .prepare(
+            "q",
+            vec![BoundLaunch { site: "test".into(), kernel: Kernel::Gemv { m: 2, k: 3 }, args: vec![w, x, y] }],
+        )
+        .unwrap();
     assert_eq!(d.run(run).unwrap_err().to_string(), "device emu: q: weight w was never written");
     let content: Vec<bf16> = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0].map(bf16::from_f32).into();
     d.write(w, 0, tensor::bytes_of(&content)).unwrap();
@@ -97,7 +102,8 @@ fn a_weight_never_written_is_an_error_and_not_zeros() {
 fn arguments_that_do_not_fit_are_refused(#[case] kernel: Kernel, #[case] args: usize, #[case] message: &str) {
     let mut d = device();
     let a = rows(&mut d, "a", 1, 3, Some(&[1.0; 3]));
-    let error = d.prepare("x", vec![BoundLaunch { kernel, args: vec![a; args] }]).unwrap_err().to_string();
+    let error =
+        d.prepare("x", vec![BoundLaunch { site: "test".into(), kernel, args: vec![a; args] }]).unwrap_err().to_string();
     assert!(error.contains(message), "{error}");
 }
 
@@ -126,10 +132,15 @@ fn runs_repeat_bit_for_bit(#[values(1, 2, 3)] threads: usize) {
             let w = d.create(spec("w", 24, 40, Layout::LinearWeight)).unwrap();
             d.write(w, 0, tensor::bytes_of(&weight)).unwrap();
             let y = rows(&mut d, "y", 96, 24, None);
-            let norm =
-                BoundLaunch { kernel: Kernel::RmsNorm { rows: 96, cols: 40, eps }, args: vec![x, scale, normed] };
+            let norm = BoundLaunch {
+                site: "test".into(),
+                kernel: Kernel::RmsNorm { rows: 96, cols: 40, eps },
+                args: vec![x, scale, normed],
+            };
             let kernel = Kernel::Gemm { m: 96, k: 40, n: 24, out: Dtype::Bf16 };
-            let both = d.prepare("both", vec![norm, BoundLaunch { kernel, args: vec![normed, w, y] }]).unwrap();
+            let both = d
+                .prepare("both", vec![norm, BoundLaunch { site: "test".into(), kernel, args: vec![normed, w, y] }])
+                .unwrap();
             d.run(both).unwrap();
             read(&mut d, y)
         };

@@ -25,14 +25,13 @@ impl Bound {
     /// Errors: those of the device.
     pub(super) fn open(mut device: Box<dyn Device>, kernel: &Kernel) -> Result<Bound> {
         let args = kernel.args().iter().map(|arg| create(&mut *device, arg)).collect::<Result<Vec<_>>>()?;
-        let run =
-            device.prepare(&kernel.to_string(), vec![BoundLaunch { kernel: kernel.clone(), args: args.clone() }])?;
+        let run = device.prepare(&kernel.to_string(), vec![launch(kernel, &args)])?;
         let add = Kernel::Add { rows: 1, cols: OTHER };
         let others = add.args().iter().map(|arg| create(&mut *device, arg)).collect::<Result<Vec<_>>>()?;
         for &input in &others[..2] {
             device.write(input, 0, tensor::bytes_of(&[bf16::from_f32(-3.5); OTHER]))?;
         }
-        let other = device.prepare("another kernel", vec![BoundLaunch { kernel: add, args: others }])?;
+        let other = device.prepare("another kernel", vec![launch(&add, &others)])?;
         Ok(Bound { device, kernel: kernel.clone(), args, run, other })
     }
 
@@ -89,6 +88,10 @@ impl Bound {
         });
         Ok((cold, differs))
     }
+}
+
+fn launch(kernel: &Kernel, args: &[BufferHandle]) -> BoundLaunch {
+    BoundLaunch { site: kernel.to_string(), kernel: kernel.clone(), args: args.to_vec() }
 }
 
 fn create(device: &mut dyn Device, arg: &Arg) -> Result<BufferHandle> {
