@@ -75,8 +75,8 @@ pub(crate) struct ModelArgs {
     /// Arithmetic of the emulated device
     #[arg(long, value_enum, default_value = "ieee")]
     datapath: Datapath,
-    /// Run kernels of this id on the CPU instead (attention, gemm_bf16 ...)
-    #[arg(long, value_name = "KERNEL", value_delimiter = ',')]
+    /// Run a kernel, a call site or one launch on the CPU instead (attention, q_proj, l07.q_proj ...)
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     host: Vec<String>,
     /// Where a bias of q, k and v is added: by a launch of its own, or on the CPU behind RoPE
     #[arg(long, value_enum, default_value = "device")]

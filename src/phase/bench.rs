@@ -10,7 +10,7 @@ use crate::device::emu::EmuDevice;
 use crate::device::{Arithmetic, Device};
 use crate::error::{Error, Result};
 use crate::model::hashes::sha256;
-use crate::plan::{self, PlanOptions};
+use crate::plan::PlanOptions;
 use crate::reference::PromptCapture;
 use crate::runner::{Alteration, NpuRunner, Record, RunCache, RunnerOptions, Sound, TapRequest};
 use crate::runner::{RunKey, npu, plan_hash};
@@ -206,8 +206,9 @@ impl Bench {
         Ok(RunKey {
             weights: sha256(weights.as_bytes()),
             plans: vec![
-                plan_hash(&plan::prefill(config, seq_len, &self.options.plan)?),
-                plan_hash(&plan::decode(config, &self.options.plan)?),
+                plan_hash(&self.options.prefill_plan(config, seq_len)?),
+                plan_hash(&self.options.decode_plan(config)?),
+                format!("{:?} {:?}", self.options.prefill, self.options.decode),
                 format!("{:?}", config.rope),
             ],
             device: format!("{} {}", self.device, isa()?),

@@ -13,7 +13,7 @@ pub struct Need {
     pub prefill: usize,
     /// Launches in one decode step.
     pub decode: usize,
-    /// The first step that launches it.
+    /// The first call site.
     pub step: String,
 }
 
@@ -23,9 +23,9 @@ pub struct Need {
 pub fn needs(config: &ModelConfig, seq_len: usize, options: &PlanOptions) -> Result<Vec<Need>> {
     let mut needs: Vec<Need> = Vec::new();
     for plan in [plan::prefill(config, seq_len, options)?, plan::decode(config, options)?] {
-        for (step, launch) in plan.launches() {
+        for (_, launch) in plan.launches() {
             let at = needs.iter().position(|n| n.kernel == launch.kernel).unwrap_or_else(|| {
-                let (kernel, step) = (launch.kernel.clone(), step.name.clone());
+                let (kernel, step) = (launch.kernel.clone(), launch.name.clone());
                 needs.push(Need { kernel, prefill: 0, decode: 0, step });
                 needs.len() - 1
             });

@@ -38,6 +38,14 @@ fn finish(mut plan: Plan, options: &PlanOptions) -> Result<Plan> {
     Ok(plan)
 }
 
+/// `l07.q_proj`, or the bare name of what belongs to no layer.
+fn site_name(layer: Option<usize>, site: &str) -> String {
+    match layer {
+        Some(layer) => format!("l{layer:02}.{site}"),
+        None => site.to_owned(),
+    }
+}
+
 struct Builder<'a> {
     config: &'a ModelConfig,
     stage: Stage,
@@ -75,7 +83,7 @@ impl<'a> Builder<'a> {
         }
         let id = BufferId(self.buffers.len());
         let spec = BufferSpec { name: name.into(), dtype: Dtype::Bf16, rows, cols, role, layout };
-        self.buffers.push(PlanBuffer { spec, source });
+        self.buffers.push(PlanBuffer { spec, source, lies_in: None });
         self.by_name.insert(name.into(), id);
         id
     }
@@ -97,30 +105,32 @@ impl<'a> Builder<'a> {
         self.by_heads(tensor.into(), axis)
     }
 
-    fn step(&mut self, layer: Option<usize>, name: &str, op: Op, tap: Option<Tap>) {
-        let name = match layer {
-            Some(l) => format!("l{l:02}.{name}"),
-            None => name.to_owned(),
-        };
-        self.steps.push(Step { name, layer, op, placement: Placement::Device, tap });
-    }
-
     fn host(&mut self, layer: Option<usize>, name: &str, op: HostOp) {
-        self.step(layer, name, Op::Host(op), None);
-        self.steps.last_mut().expect("just pushed").placement = Placement::Host;
+        let name = site_name(layer, name);
+        self.steps.push(Step { name, layer, op: Op::Host(op), placement: Placement::Host, taps: vec![] });
     }
 
     /// Sets what the last step shows.
     fn tap(&mut self, name: Option<&'static str>, buffer: BufferId) {
         if let Some(step) = self.steps.last_mut() {
-            step.tap = name.map(|name| Tap { name, buffer });
+            step.taps = name.map(|name| Tap { name, buffer }).into_iter().collect();
         }
     }
 
-    fn launch(&mut self, layer: usize, name: &str, kernel: Kernel, args: Vec<BufferId>, tap: Option<&'static str>) {
+    fn launch(
+        &mut self,
+        layer: impl Into<Option<usize>>,
+        name: &str,
+        kernel: Kernel,
+        args: Vec<BufferId>,
+        tap: Option<&'static str>,
+    ) {
+        let layer = layer.into();
+        let name = site_name(layer, name);
         let out = *args.last().expect("every kernel has an output");
-        let tap = tap.map(|name| Tap { name, buffer: out });
-        self.step(Some(layer), name, Op::Dispatch(vec![Launch { kernel, args }]), tap);
+        let op = Op::Dispatch(vec![Launch { name: name.clone(), kernel, args }]);
+        self.steps.push(Step { name, layer, op, placement: Placement::Device, taps: vec![] });
+        self.tap(tap, out);
     }
 
     /// `y = W x (+ bias)`: a GEMM at prefill, a GEMV at decode; the bias is a launch of its own.
@@ -146,14 +156,7 @@ impl<'a> Builder<'a> {
         let on_host =
             bias && self.bias == BiasLowering::Host && matches!(name.as_str(), "q_proj" | "k_proj" | "v_proj");
         self.launch(layer, &name, kernel, args, if bias { None } else { tap });
-        if on_host {
-            // q and k get theirs behind RoPE.
-            if name == "v_proj" {
-                let bias = self.source(&format!("{prefix}.bias"));
-                self.host(Some(layer), "v_proj_bias", HostOp::AddBias { x: y, bias });
-                self.tap(tap, y);
-            }
-        } else if bias {
+        if bias && !on_host {
             let b = self.weight(&format!("{prefix}.bias"), 1, n, Layout::Rows);
             let kernel = Kernel::BiasAdd { rows: self.rows, cols: n };
             self.launch(layer, &format!("{name}_bias"), kernel, vec![y, b, y], tap);
@@ -185,13 +188,20 @@ impl<'a> Builder<'a> {
         }
         let y = self.intermediate(&format!("{which}_rotated"), heads * head_dim);
         self.launch(layer, &format!("{which}_rope"), Kernel::Rope { rows, head_dim }, vec![x, lut, y], Some(which));
-        if self.config.qkv_bias && self.bias == BiasLowering::Host {
-            self.tap(None, y);
-            let bias = self.source(&format!("model.layers.{layer}.self_attn.{which}_proj.bias"));
-            self.host(Some(layer), &format!("{which}_proj_bias"), HostOp::AddRotatedBias { x: y, bias });
-            self.tap(Some(which), y);
-        }
         y
+    }
+
+    /// The bias of q, k and v on the host, behind all launches that lead to attention.
+    fn host_bias(&mut self, layer: usize, [q, k, v]: [BufferId; 3]) {
+        // Each is shown with its bias and not before.
+        let bare = self.steps.iter_mut().rev().take_while(|step| step.layer == Some(layer));
+        bare.for_each(|step| step.taps.retain(|tap| ![q, k, v].contains(&tap.buffer)));
+        for (which, x) in [("q", q), ("k", k), ("v", v)] {
+            let bias = self.source(&format!("model.layers.{layer}.self_attn.{which}_proj.bias"));
+            let op = if which == "v" { HostOp::AddBias { x, bias } } else { HostOp::AddRotatedBias { x, bias } };
+            self.host(Some(layer), &format!("{which}_proj_bias"), op);
+            self.tap(Some(which), x);
+        }
     }
 
     fn rope_lut(&mut self, which: &str, heads: usize) -> BufferId {
@@ -223,7 +233,7 @@ impl<'a> Builder<'a> {
         let w = self.weight(head, c.vocab_size, c.hidden_size, Layout::LinearWeight);
         let logits = self.buffer("logits", 1, c.vocab_size, Role::Output, Layout::Rows, Source::Run);
         let kernel = Kernel::Gemv { m: c.vocab_size, k: c.hidden_size };
-        self.step(None, "lm_head", Op::Dispatch(vec![Launch { kernel, args: vec![w, normed, logits] }]), None);
+        self.launch(None, "lm_head", kernel, vec![w, normed, logits], None);
         Plan { stage: self.stage, buffers: self.buffers, steps: self.steps, logits }
     }
 
@@ -239,6 +249,9 @@ impl<'a> Builder<'a> {
         let v = self.linear(l, "self_attn.v_proj", c.qkv_bias, (normed, h), kv_heads * head_dim, "v", Some("v"));
         let q = self.rotate(l, "q", q, heads, q_lut);
         let k = self.rotate(l, "k", k, kv_heads, k_lut);
+        if c.qkv_bias && self.bias == BiasLowering::Host {
+            self.host_bias(l, [q, k, v]);
+        }
         self.host(Some(l), "kv_append", HostOp::KvAppend { layer: l, k, v });
         let context = self.intermediate_or_input("attn_context", heads * head_dim);
         match self.stage {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Op, Plan};
+use super::{HostOp, Op, Plan};
 
 /// The layer whose fused dispatches exist.
 ///
@@ -53,9 +53,13 @@ pub fn inheritance(plan: &Plan) -> Inheritance {
         let sites: Vec<&str> = plan
             .steps
             .iter()
-            // At decode attention is a host op, as upstream has it; the cache update is no kernel in either stage.
-            .filter(|s| s.layer == Some(layer) && (matches!(s.op, Op::Dispatch(_)) || s.name.ends_with(".attention")))
-            .map(|s| s.name.trim_start_matches(prefix.as_str()))
+            .filter(|s| s.layer == Some(layer))
+            .flat_map(|step| match &step.op {
+                Op::Dispatch(launches) => launches.iter().map(|l| l.site()).collect(),
+                // At decode attention is a host op, as upstream has it; the cache update is no kernel in either stage.
+                Op::Host(HostOp::DecodeAttention { .. }) => vec!["attention"],
+                Op::Host(_) => vec![],
+            })
             .collect();
         let end = ["the end of the layer"];
         let differs =

@@ -40,7 +40,7 @@ impl Memory {
             }
             seen.values().sum()
         };
-        let written = plans.iter().flat_map(|p| &p.buffers).filter(|b| !b.spec.role.is_static());
+        let written = plans.iter().flat_map(|p| &p.buffers).filter(|b| !b.spec.role.is_static() && b.lies_in.is_none());
         Ok(Memory {
             seq_len,
             positions,

@@ -5,18 +5,25 @@
 mod build;
 mod inheritance;
 mod memory;
+mod merge;
 mod options;
+mod share;
+mod sound;
 #[cfg(test)]
 mod tests;
+mod tuning;
 
 pub use build::{decode, prefill};
 pub use inheritance::{Inheritance, inheritance};
 pub use memory::Memory;
+pub use merge::{merge, split, stands_between};
 pub use options::{BiasLowering, PlanOptions};
+pub use share::share;
+pub use tuning::Tuning;
 
 use crate::device::BufferSpec;
 use crate::error::{Error, Result};
-use crate::kernel::{ArgRole, Kernel};
+use crate::kernel::Kernel;
 
 /// Names a buffer of one plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,13 +90,34 @@ impl HeadPadding {
 pub struct PlanBuffer {
     pub spec: BufferSpec,
     pub source: Source,
+    /// The buffer in whose memory this one lies, at times when that one's content is done with ([`share`]).
+    pub lies_in: Option<BufferId>,
 }
 
 /// One leaf kernel call site.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Launch {
+    /// The call site, which no merge changes: `l07.q_proj`, `lm_head` ...
+    pub name: String,
     pub kernel: Kernel,
     pub args: Vec<BufferId>,
+}
+
+impl Launch {
+    /// The call site without its layer: `q_proj`.
+    pub fn site(&self) -> &str {
+        self.name.split_once('.').map_or(self.name.as_str(), |(_, site)| site)
+    }
+
+    /// What it writes.
+    pub fn output(&self) -> Option<BufferId> {
+        self.args.last().copied()
+    }
+
+    /// Whether `what` means this launch: a kernel id, a call site, or a call site in one layer.
+    pub fn is(&self, what: &str) -> bool {
+        [self.kernel.id(), self.site(), &self.name].contains(&what)
+    }
 }
 
 /// What runs on the CPU by design, as the upstream stack does it.
@@ -136,12 +164,33 @@ pub struct Tap {
 /// One step of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Step {
-    /// `l07.q_proj`, `lm_head` ...
+    /// `l07.q_proj`, `lm_head` ...; of several launches, the name of their group: `l07.rms_qkv_rope`.
     pub name: String,
     pub layer: Option<usize>,
     pub op: Op,
     pub placement: Placement,
-    pub tap: Option<Tap>,
+    /// What stands in its buffers once it is done.
+    pub taps: Vec<Tap>,
+}
+
+impl Step {
+    /// Its launches; none of a host op.
+    pub fn launches(&self) -> &[Launch] {
+        match &self.op {
+            Op::Dispatch(launches) => launches,
+            Op::Host(_) => &[],
+        }
+    }
+
+    /// Whether `what` names this step or one of its launches ([`Launch::is`]).
+    pub fn is(&self, what: &str) -> bool {
+        self.name == what || self.launches().iter().any(|launch| launch.is(what))
+    }
+
+    /// The buffer of this tap, if the step shows it.
+    pub fn tap(&self, name: &str) -> Option<BufferId> {
+        self.taps.iter().find(|tap| tap.name == name).map(|tap| tap.buffer)
+    }
 }
 
 /// Which of the two halves of inference a plan is for.
@@ -187,12 +236,14 @@ impl Plan {
         &self.buffers[id.0]
     }
 
+    /// The buffer whose memory holds this one.
+    pub fn home(&self, id: BufferId) -> BufferId {
+        self.buffers[id.0].lies_in.unwrap_or(id)
+    }
+
     /// Every launch with its step, in order.
     pub fn launches(&self) -> impl Iterator<Item = (&Step, &Launch)> {
-        self.steps.iter().flat_map(|step| match &step.op {
-            Op::Dispatch(launches) => launches.iter().map(move |l| (step, l)).collect::<Vec<_>>(),
-            Op::Host(_) => Vec::new(),
-        })
+        self.steps.iter().flat_map(|step| step.launches().iter().map(move |launch| (step, launch)))
     }
 
     /// Device calls of one run.
@@ -200,74 +251,21 @@ impl Plan {
         self.steps.iter().filter(|s| s.placement == Placement::Device && matches!(s.op, Op::Dispatch(_))).count()
     }
 
-    /// Moves every step whose kernel has this id to `placement`, and says how many there were.
-    pub fn place(&mut self, kernel_id: &str, placement: Placement) -> usize {
+    /// Moves every launch that `what` means ([`Launch::is`]) to `placement`, and says how many there were. A dispatch of
+    /// several launches is taken apart for it and stays so.
+    pub fn place(&mut self, what: &str, placement: Placement) -> usize {
         let mut moved = 0;
-        for step in &mut self.steps {
-            if let Op::Dispatch(launches) = &step.op
-                && launches.iter().any(|l| l.kernel.id() == kernel_id)
-            {
-                step.placement = placement;
-                moved += 1;
-            }
+        let several = |step: &Step| step.launches().len() > 1 && step.launches().iter().any(|l| l.is(what));
+        if self.steps.iter().any(several) {
+            let steps = std::mem::take(&mut self.steps);
+            let apart = |step: Step| if several(&step) { merge::apart(step) } else { vec![step] };
+            self.steps = steps.into_iter().flat_map(apart).collect();
+        }
+        for step in self.steps.iter_mut().filter(|step| step.launches().iter().any(|l| l.is(what))) {
+            step.placement = placement;
+            moved += 1;
         }
         moved
-    }
-
-    /// Checks that every launch's buffers have the dtypes and sizes its kernel wants, that no launch reads a buffer
-    /// before something has written it, and that none writes a static one.
-    ///
-    /// Errors: [`Error::Plan`] naming the step and the argument.
-    pub fn check(&self) -> Result<()> {
-        let mut written: Vec<bool> = self.buffers.iter().map(|b| b.spec.role.is_static()).collect();
-        let fail = |step: &Step, why: String| Error::Plan { why: format!("{}: {why}", step.name) };
-        for step in &self.steps {
-            match &step.op {
-                Op::Host(op) => {
-                    for id in op.reads() {
-                        if !written[id.0] {
-                            return Err(fail(
-                                step,
-                                format!("reads {} before it is written", self.buffer(id).spec.name),
-                            ));
-                        }
-                    }
-                    for id in op.writes() {
-                        written[id.0] = true;
-                    }
-                }
-                Op::Dispatch(launches) => {
-                    for launch in launches {
-                        self.check_launch(step, launch, &mut written)?;
-                    }
-                }
-            }
-        }
-        if written[self.logits.0] { Ok(()) } else { Err(Error::Plan { why: "no step writes the logits".into() }) }
-    }
-
-    fn check_launch(&self, step: &Step, launch: &Launch, written: &mut [bool]) -> Result<()> {
-        let args = launch.kernel.args();
-        let fail = |why: String| Err(Error::Plan { why: format!("{}: {}: {why}", step.name, launch.kernel) });
-        if args.len() != launch.args.len() {
-            return fail(format!("found {} arguments, expected {}", launch.args.len(), args.len()));
-        }
-        for (arg, &id) in args.iter().zip(&launch.args) {
-            let spec = &self.buffer(id).spec;
-            if (spec.dtype, spec.len()) != (arg.dtype, arg.rows * arg.cols) {
-                return fail(format!(
-                    "argument {}: found {} {:?} [{}, {}], expected {:?} [{}, {}]",
-                    arg.name, spec.name, spec.dtype, spec.rows, spec.cols, arg.dtype, arg.rows, arg.cols
-                ));
-            }
-            match arg.role {
-                ArgRole::Output if spec.role.is_static() => return fail(format!("writes the static {}", spec.name)),
-                ArgRole::Output => written[id.0] = true,
-                _ if !written[id.0] => return fail(format!("reads {} before it is written", spec.name)),
-                _ => {}
-            }
-        }
-        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ pub enum BiasLowering {
 /// Options of a plan. The default is the plain plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
-    /// Kernel ids that run on the CPU instead (`attention`, `gemm_bf16` ...).
+    /// What runs on the CPU instead: kernel ids (`gemm_bf16`), call sites (`q_proj`), single launches (`l07.q_proj`).
     pub host: Vec<String>,
     pub bias: BiasLowering,
     /// GQA-aware padding: query heads per KV head after phantom heads are added inside each group.

@@ -5,6 +5,7 @@ use rstest::rstest;
 use serde_json::json;
 
 use super::*;
+use crate::device::Role;
 use crate::model::ModelConfig;
 
 fn config(architecture: &str, heads: usize, kv_heads: usize) -> ModelConfig {
@@ -58,7 +59,8 @@ fn an_unknown_kernel_and_too_small_a_group_are_errors() {
 #[case::wrong_size(|p: &mut Plan| launch(p, "l00.down_proj").args.swap(0, 2), "argument a")]
 #[case::read_before_written(|p: &mut Plan| drop(p.steps.remove(4)), "before it is written")]
 #[case::writes_a_weight(|p: &mut Plan| { let w = launch(p, "l00.input_layernorm").args[1];
-    *launch(p, "l00.input_layernorm") = Launch { kernel: Kernel::Add { rows: 1, cols: 256 }, args: vec![w, w, w] } }, "writes the static")]
+    let norm = launch(p, "l00.input_layernorm");
+    (norm.kernel, norm.args) = (Kernel::Add { rows: 1, cols: 256 }, vec![w, w, w]) }, "writes the static")]
 #[case::no_logits(|p: &mut Plan| drop(p.steps.pop()), "no step writes the logits")]
 fn a_broken_plan_is_refused(#[case] damage: fn(&mut Plan), #[case] message: &str) {
     let mut plan = prefill(&config("Llama", 4, 2), 32, &PlanOptions::default()).unwrap();
@@ -86,4 +88,96 @@ fn phantom_heads_go_inside_each_group() {
     assert_eq!(pad(Axis::Rows, &x), [1, 2, 3, 4, 0, 0, 5, 6, 7, 8, 0, 0]);
     assert_eq!(pad(Axis::Cols, &x), [1, 2, 0, 3, 4, 0, 5, 6, 0, 7, 8, 0]);
     assert!(HeadPadding { axis: Axis::Rows, groups: 3, from: 1, to: 2 }.apply(&x).is_err());
+}
+
+/// Upstream's boundaries, and nothing lost on the way there or back.
+#[rstest]
+#[case::llama("Llama", BiasLowering::Device, 6)]
+#[case::qwen2("Qwen2", BiasLowering::Device, 9)]
+#[case::qwen2_host("Qwen2", BiasLowering::Host, 6)]
+#[case::qwen3("Qwen3", BiasLowering::Device, 8)]
+fn merged_dispatches_have_upstreams_boundaries(
+    #[case] architecture: &str,
+    #[case] bias: BiasLowering,
+    #[case] first: usize,
+) {
+    let options = PlanOptions { bias, ..PlanOptions::default() };
+    let config = config(architecture, 4, 2);
+    for (plan, attention) in [(prefill(&config, 32, &options).unwrap(), 1), (decode(&config, &options).unwrap(), 0)] {
+        let merged = merge(plan.clone());
+        merged.check().unwrap();
+        let sizes = |layer| {
+            let steps = merged.steps.iter().filter(move |s| s.layer == Some(layer) && !s.launches().is_empty());
+            steps.map(|s| (s.name.clone(), s.launches().len())).collect::<Vec<_>>()
+        };
+        let mut expected = vec![("l01.rms_qkv_rope".to_owned(), first), ("l01.o_ffn".to_owned(), 8)];
+        if attention == 1 {
+            expected.insert(1, ("l01.attention".to_owned(), 1));
+        }
+        assert_eq!(sizes(1), expected);
+        assert_eq!(merged.dispatches(), 2 * (2 + attention) + 1);
+        assert_eq!(stands_between(&merged), Vec::<String>::new());
+        let launches = |p: &Plan| p.launches().map(|(_, l)| l.clone()).collect::<Vec<_>>();
+        assert_eq!(launches(&merged), launches(&plan));
+        assert_eq!(split(merged.clone()), plan);
+        assert_eq!(inheritance(&merged), inheritance(&plan));
+        let taps = |p: &Plan| p.steps.iter().flat_map(|s| s.taps.clone()).collect::<Vec<_>>();
+        assert_eq!(taps(&merged), taps(&plan));
+    }
+}
+
+#[test]
+fn a_launch_on_the_host_stands_between_and_is_named() {
+    let options = PlanOptions { host: vec!["up_proj".into(), "l01.k_proj".into()], ..PlanOptions::default() };
+    let merged = merge(prefill(&config("Llama", 4, 2), 32, &options).unwrap());
+    let names: Vec<&str> = merged.steps.iter().filter(|s| s.layer == Some(1)).map(|s| s.name.as_str()).collect();
+    let expected =
+        "l01.rms_qkv_rope l01.k_proj l01.rms_qkv_rope_2 l01.kv_append l01.attention l01.o_ffn l01.up_proj l01.o_ffn_2";
+    assert_eq!(names.join(" "), expected);
+    let between = stands_between(&merged);
+    assert_eq!(between, ["l00.up_proj", "l01.k_proj", "l01.up_proj"].map(|n| format!("{n}: placed on the host")));
+}
+
+/// A launch inside a merged dispatch can be moved by its name; the dispatch comes apart for it.
+#[test]
+fn a_launch_inside_a_dispatch_can_be_placed() {
+    let mut merged = merge(prefill(&config("Llama", 4, 2), 32, &PlanOptions::default()).unwrap());
+    assert_eq!(merged.place("l00.gate_proj", Placement::Host), 1);
+    assert_eq!(merged.dispatches(), 2 * 3 + 1 - 1 + 7);
+    assert_eq!(merged.place("silu_mul", Placement::Host), 2);
+    merged.check().unwrap();
+}
+
+#[rstest]
+fn shared_memory_is_sound_and_smaller(
+    #[values("Llama", "Qwen2", "Qwen3")] architecture: &str,
+    #[values(true, false)] merged: bool,
+) {
+    let config = config(architecture, 4, 2);
+    for plan in [prefill(&config, 32, &PlanOptions::default()), decode(&config, &PlanOptions::default())] {
+        let plan = if merged { merge(plan.unwrap()) } else { plan.unwrap() };
+        let shared = share(plan.clone());
+        shared.check().unwrap();
+        let bytes = |p: &Plan| {
+            let own = p.buffers.iter().filter(|b| b.lies_in.is_none() && b.spec.role == Role::Intermediate);
+            own.map(|b| b.spec.bytes()).sum::<usize>()
+        };
+        // Merged, the tapped ones have to stand until the end of their dispatch.
+        let most = if merged { 0.95 } else { 0.65 };
+        assert!((bytes(&shared) as f64) < most * bytes(&plan) as f64, "{} of {}", bytes(&shared), bytes(&plan));
+    }
+}
+
+/// The check sees a memory that is shared while it is needed.
+#[test]
+fn memory_shared_too_early_is_refused() {
+    let mut plan = prefill(&config("Llama", 4, 2), 32, &PlanOptions::default()).unwrap();
+    let id = |plan: &Plan, name: &str| BufferId(plan.buffers.iter().position(|b| b.spec.name == name).unwrap());
+    let (gate, up) = (id(&plan, "gate"), id(&plan, "up"));
+    plan.buffers[up.0].lies_in = Some(gate);
+    let error = plan.check().unwrap_err().to_string();
+    assert!(
+        error.contains("l00.silu_mul: silu_mul::r0032_c0096: reads gate, whose memory holds up by then"),
+        "{error}"
+    );
 }

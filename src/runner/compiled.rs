@@ -1,14 +1,16 @@
 //! A plan bound to a device: buffers made, static ones filled, dispatches prepared.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use half::bf16;
 
 use crate::device::{BoundLaunch, BufferHandle, Device, DispatchHandle};
 use crate::error::{Error, Result};
+use crate::kernel::ArgRole;
 use crate::model::{RopeTable, Weights};
-use crate::plan::{Op, Placement, Plan, Source};
+use crate::plan::{BufferId, Op, Placement, Plan, PlanBuffer, Source, Step, Tuning};
 use crate::tensor;
 
 /// A plan bound to a device.
@@ -16,33 +18,52 @@ pub(super) struct Compiled {
     pub(super) plan: Plan,
     pub(super) handles: Vec<BufferHandle>,
     pub(super) dispatches: Vec<Option<DispatchHandle>>,
+    /// What the host writes before each step's dispatch; nothing unless the tuning says so.
+    pub(super) handovers: Vec<Vec<Handover>>,
+}
+
+/// One argument that the host writes before a dispatch.
+pub(super) enum Handover {
+    /// A static one, anew from its source.
+    Weight(BufferHandle, Source),
+    /// A static one that no checkpoint holds.
+    Table(BufferHandle, Arc<[u8]>),
+    /// What it holds is read back and handed over again.
+    Content(BufferHandle),
+    /// It will be written: NaN until then.
+    Output(BufferHandle),
 }
 
 /// Creates the plan's buffers (static ones once per device, shared by all plans) and prepares its dispatches.
 pub(super) fn compile(
     plan: Plan,
+    tuning: &Tuning,
     device: &mut dyn Device,
     weights: &dyn Weights,
     rope: &RopeTable,
     statics: &mut HashMap<(Source, usize), BufferHandle>,
 ) -> Result<Compiled> {
-    let mut handles = Vec::with_capacity(plan.buffers.len());
-    for buffer in &plan.buffers {
+    let mut handles: Vec<BufferHandle> = Vec::with_capacity(plan.buffers.len());
+    // A home may stand behind the buffers that lie in it.
+    let mut homes: HashMap<BufferId, BufferHandle> = HashMap::new();
+    for (at, buffer) in plan.buffers.iter().enumerate() {
+        let home = plan.home(BufferId(at));
         let key = (buffer.source.clone(), buffer.spec.len());
-        if let Some(&known) = statics.get(&key).filter(|_| buffer.source != Source::Run) {
+        let known = homes.get(&home).or_else(|| statics.get(&key).filter(|_| buffer.source != Source::Run));
+        if let Some(&known) = known {
             handles.push(known);
             continue;
         }
-        let handle = device.create(buffer.spec.clone())?;
+        let handle = device.create(plan.buffer(home).spec.clone())?;
+        homes.insert(home, handle);
         match &buffer.source {
             Source::Run => {}
             Source::Tensor(_) | Source::Padded { .. } => {
                 device.write(handle, 0, tensor::bytes_of(&content(weights, &buffer.source)?))?;
                 statics.insert(key, handle);
             }
-            Source::RopeLut { heads } => {
-                let positions: Vec<usize> = (0..buffer.spec.rows).collect();
-                device.write(handle, 0, tensor::bytes_of(&rope_rows(rope, &positions, *heads)))?;
+            Source::RopeLut { .. } => {
+                device.write(handle, 0, &table(rope, buffer))?;
                 statics.insert(key, handle);
             }
         }
@@ -53,7 +74,7 @@ pub(super) fn compile(
         dispatches.push(match (&step.op, step.placement) {
             (Op::Dispatch(launches), Placement::Device) => {
                 let bound = launches.iter().map(|l| BoundLaunch {
-                    site: format!("{}.{}", plan.stage.name(), step.name),
+                    site: format!("{}.{}", plan.stage.name(), l.name),
                     kernel: l.kernel.clone(),
                     args: l.args.iter().map(|a| handles[a.0]).collect(),
                 });
@@ -62,7 +83,44 @@ pub(super) fn compile(
             _ => None,
         });
     }
-    Ok(Compiled { plan, handles, dispatches })
+    let handovers = handovers(&plan, tuning, &handles, rope);
+    Ok(Compiled { plan, handles, dispatches, handovers })
+}
+
+/// Per step, what the host writes before its dispatch: each argument once, as the dispatch first meets it.
+fn handovers(plan: &Plan, tuning: &Tuning, handles: &[BufferHandle], rope: &RopeTable) -> Vec<Vec<Handover>> {
+    let mut tables: HashMap<BufferId, Arc<[u8]>> = HashMap::new();
+    let mut of_step = |step: &Step| {
+        let (mut met, mut handovers) = (HashSet::new(), vec![]);
+        for launch in step.launches().iter().filter(|_| step.placement == Placement::Device) {
+            for (arg, &id) in launch.kernel.args().iter().zip(&launch.args) {
+                let (buffer, handle) = (plan.buffer(id), handles[id.0]);
+                if !met.insert(handle) {
+                    continue;
+                }
+                match &buffer.source {
+                    Source::Run if !tuning.write_intermediates => {}
+                    Source::Run if arg.role == ArgRole::Output => handovers.push(Handover::Output(handle)),
+                    Source::Run => handovers.push(Handover::Content(handle)),
+                    _ if !tuning.write_statics => {}
+                    Source::RopeLut { .. } => {
+                        let table = tables.entry(id).or_insert_with(|| table(rope, buffer).into());
+                        handovers.push(Handover::Table(handle, table.clone()));
+                    }
+                    weight => handovers.push(Handover::Weight(handle, weight.clone())),
+                }
+            }
+        }
+        handovers
+    };
+    plan.steps.iter().map(&mut of_step).collect()
+}
+
+/// The bytes of a static table.
+fn table(rope: &RopeTable, buffer: &PlanBuffer) -> Vec<u8> {
+    let Source::RopeLut { heads } = buffer.source else { return vec![] };
+    let positions: Vec<usize> = (0..buffer.spec.rows).collect();
+    tensor::bytes_of(&rope_rows(rope, &positions, heads)).to_vec()
 }
 
 /// What a static weight's buffer holds.

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::compiled::{Compiled, content, rope_rows};
+use super::compiled::{Compiled, Handover, content, rope_rows};
 use super::hook::StepContext;
 use super::host::HostKernels;
 use super::kv::KvCache;
@@ -48,7 +48,7 @@ impl Run<'_> {
 
     pub(super) fn poison_intermediates(&mut self) -> Result<()> {
         for (buffer, &handle) in self.compiled.plan.buffers.iter().zip(&self.compiled.handles) {
-            if matches!(buffer.spec.role, Role::Intermediate | Role::Output) {
+            if matches!(buffer.spec.role, Role::Intermediate | Role::Output) && buffer.lies_in.is_none() {
                 self.device.poison(handle)?;
             }
         }
@@ -59,7 +59,10 @@ impl Run<'_> {
         let compiled = self.compiled;
         let step = &compiled.plan.steps[index];
         match (&step.op, compiled.dispatches[index]) {
-            (_, Some(dispatch)) => self.device.run(dispatch).map(drop),
+            (_, Some(dispatch)) => {
+                compiled.handovers[index].iter().try_for_each(|handover| self.hand_over(handover))?;
+                self.device.run(dispatch).map(drop)
+            }
             (Op::Host(op), None) => self.host_op(op),
             (Op::Dispatch(launches), None) => launches.iter().try_for_each(|launch| {
                 let inputs = launch.args[..launch.args.len() - 1]
@@ -74,6 +77,24 @@ impl Run<'_> {
                 let out = self.host.launch(&launch.kernel, &inputs)?;
                 self.write(*launch.args.last().expect("checked by the plan"), 0, &out)
             }),
+        }
+    }
+
+    fn hand_over(&mut self, handover: &Handover) -> Result<()> {
+        match handover {
+            Handover::Weight(handle, source) => {
+                self.device.write(*handle, 0, tensor::bytes_of(&content(self.weights, source)?))
+            }
+            Handover::Table(handle, rows) => self.device.write(*handle, 0, rows),
+            Handover::Content(handle) => {
+                let bytes = self.device.spec(*handle).bytes();
+                let content = self.device.read(*handle, 0, bytes)?.to_vec();
+                self.device.write(*handle, 0, &content)
+            }
+            Handover::Output(handle) => {
+                let nan = vec![bf16::NAN; self.device.spec(*handle).bytes() / 2];
+                self.device.write(*handle, 0, tensor::bytes_of(&nan))
+            }
         }
     }
 

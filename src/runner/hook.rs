@@ -8,7 +8,7 @@ use ndarray::Array2;
 use super::kv::KvCache;
 use crate::device::{BufferHandle, Device};
 use crate::error::Result;
-use crate::plan::{BufferId, Plan, Stage, Step};
+use crate::plan::{BufferId, Plan, Stage, Step, Tap};
 use crate::tensor;
 
 /// What a hook may see and change around one step.
@@ -94,12 +94,8 @@ impl TapRecorder {
     }
 }
 
-impl Hook for TapRecorder {
-    fn after_step(&mut self, cx: &mut StepContext<'_>) -> Result<()> {
-        let (Some(tap), Some(layer)) = (cx.step.tap, cx.step.layer) else { return Ok(()) };
-        if !matches!(cx.plan.stage, Stage::Prefill { .. }) {
-            return Ok(());
-        }
+impl TapRecorder {
+    fn keep(&mut self, layer: usize, tap: Tap, cx: &mut StepContext<'_>) -> Result<()> {
         let positions = match tap.name {
             "output" => &self.request.layer_positions,
             _ if layer == 0 => &self.request.tap_positions,
@@ -116,6 +112,16 @@ impl Hook for TapRecorder {
         let width = rows.len() / positions.len();
         let rows = Array2::from_shape_vec((positions.len(), width), rows).expect("rows of one width");
         self.taps.insert(format!("l{layer:02}.{}", tap.name), rows);
+        Ok(())
+    }
+}
+
+impl Hook for TapRecorder {
+    fn after_step(&mut self, cx: &mut StepContext<'_>) -> Result<()> {
+        let (Some(layer), Stage::Prefill { .. }) = (cx.step.layer, cx.plan.stage) else { return Ok(()) };
+        for tap in &cx.step.taps {
+            self.keep(layer, *tap, cx)?;
+        }
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use crate::compute::{Isa, Pool};
 use crate::device::{Counters, Device, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, RopeTable, Weights};
-use crate::plan::{self, Plan, PlanOptions};
+use crate::plan::{self, Plan, PlanOptions, Tuning};
 
 /// What a runner is set up for.
 #[derive(Debug, Clone)]
@@ -27,6 +27,9 @@ pub struct RunnerOptions {
     /// Positions the KV cache holds: the longest prompt plus the tokens decoded after it.
     pub max_positions: usize,
     pub plan: PlanOptions,
+    /// How each stage's plan is carried out.
+    pub prefill: Tuning,
+    pub decode: Tuning,
     /// Fill every intermediate with NaN before each prefill, so that a stale value cannot pass for a fresh one.
     pub poison: bool,
 }
@@ -40,7 +43,22 @@ impl RunnerOptions {
         buckets.sort_unstable();
         buckets.dedup();
         let capacity = (longest + steps).min(max_positions.max(longest));
-        RunnerOptions { buckets, max_positions: capacity, plan: PlanOptions::default(), poison: true }
+        let (plan, tuning) = (PlanOptions::default(), Tuning::default());
+        RunnerOptions { buckets, max_positions: capacity, plan, prefill: tuning, decode: tuning, poison: true }
+    }
+
+    /// The plan of a prefill of `seq_len` positions.
+    ///
+    /// Errors: [`Error::Plan`].
+    pub fn prefill_plan(&self, config: &ModelConfig, seq_len: usize) -> Result<Plan> {
+        self.prefill.apply(plan::prefill(config, seq_len, &self.plan)?)
+    }
+
+    /// The plan of a decode step.
+    ///
+    /// Errors: [`Error::Plan`].
+    pub fn decode_plan(&self, config: &ModelConfig) -> Result<Plan> {
+        self.decode.apply(plan::decode(config, &self.plan)?)
     }
 }
 
@@ -96,14 +114,14 @@ impl NpuRunner {
         let rope = RopeTable::new(&config);
         let host = HostKernels::new(&config, &*weights, pool, isa)?;
         let mut statics = HashMap::new();
-        let mut compile = |mut plan: Plan| {
+        let mut compile = |mut plan: Plan, tuning: &Tuning| {
             alteration.plan(&mut plan);
-            compile(plan, &mut *device, &*weights, &rope, &mut statics)
+            compile(plan, tuning, &mut *device, &*weights, &rope, &mut statics)
         };
-        let decode = compile(plan::decode(&config, &options.plan)?)?;
+        let decode = compile(options.decode_plan(&config)?, &options.decode)?;
         let mut prefill = BTreeMap::new();
         for &seq_len in &options.buckets {
-            prefill.insert(seq_len, compile(plan::prefill(&config, seq_len, &options.plan)?)?);
+            prefill.insert(seq_len, compile(options.prefill_plan(&config, seq_len)?, &options.prefill)?);
         }
         let kv = KvCache::new(config.num_hidden_layers, config.kv_dim(), options.max_positions);
         let pad_id = config.eos_token_ids.first().copied().unwrap_or(0);

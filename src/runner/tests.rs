@@ -12,7 +12,7 @@ use crate::device::Arithmetic;
 use crate::device::emu::EmuDevice;
 use crate::error::Result;
 use crate::model::{Checkpoint, ModelConfig};
-use crate::plan::{BiasLowering, Op, PlanOptions};
+use crate::plan::{BiasLowering, BufferId, Op, Tuning};
 
 fn runner(model: &str, options: &RunnerOptions) -> NpuRunner {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(model).join("checkpoint");
@@ -25,8 +25,7 @@ fn runner(model: &str, options: &RunnerOptions) -> NpuRunner {
 }
 
 fn options(buckets: &[usize]) -> RunnerOptions {
-    let plan = PlanOptions::default();
-    RunnerOptions { buckets: buckets.into(), max_positions: 200, plan, poison: true }
+    RunnerOptions { buckets: buckets.into(), ..RunnerOptions::for_prompts([200], 0, 200) }
 }
 
 fn ids(len: usize) -> Vec<u32> {
@@ -121,12 +120,10 @@ struct Corrupt;
 
 impl Hook for Corrupt {
     fn after_step(&mut self, cx: &mut StepContext<'_>) -> Result<()> {
-        if let (Some(1), Some(tap)) = (cx.step.layer, cx.step.tap)
-            && tap.name == "down"
-        {
-            let mut content = cx.read(tap.buffer)?;
+        if let (Some(1), Some(down)) = (cx.step.layer, cx.step.tap("down")) {
+            let mut content = cx.read(down)?;
             content.fill(bf16::NAN);
-            cx.write(tap.buffer, &content)?;
+            cx.write(down, &content)?;
         }
         Ok(())
     }
@@ -288,4 +285,78 @@ fn a_bias_on_the_host_behind_rope_is_the_same_function() {
     let error: f32 = device.iter().zip(&host).map(|(a, b)| (a.to_f32() - b.to_f32()).powi(2)).sum();
     let distance = (error / norm).sqrt();
     assert!(distance > 0.0 && distance < 0.02, "{distance}");
+}
+
+/// Every way to carry a plan out: the same bits in logits and taps, and exactly the dispatches and bytes that it is for.
+#[rstest]
+fn no_tuning_changes_a_bit(
+    #[values("tiny_llama", "tiny_qwen2", "tiny_qwen3")] model: &str,
+    #[values(BiasLowering::Device, BiasLowering::Host)] bias: BiasLowering,
+) {
+    let request = TapRequest { layer_positions: vec![0, 8], tap_positions: vec![3, 8], kv_positions: vec![0, 10] };
+    let run = |tuning: Tuning| {
+        let mut options = RunnerOptions { prefill: tuning, decode: tuning, ..options(&[16]) };
+        options.plan.bias = bias;
+        let mut r = runner(model, &options);
+        r.record(&ids(3), &[5], 2, &TapRequest::default()).unwrap();
+        let record = r.record(&ids(9), &[1, 2], 3, &request).unwrap();
+        let planned: Vec<u64> = r.plans().map(|p| p.dispatches() as u64).collect();
+        assert_eq!(record.counters.dispatches, planned[1] + 2 * planned[0], "{tuning:?}");
+        assert_eq!(record.counters.buffers_created, 0, "{tuning:?}");
+        record
+    };
+    let plain = run(Tuning::default());
+    let off = Tuning::default();
+    for tuning in [
+        Tuning::BASELINE,
+        Tuning { write_statics: true, ..off },
+        Tuning { write_intermediates: true, ..off },
+        Tuning { share: true, ..off },
+        Tuning { merge: true, ..off },
+        Tuning { share: true, merge: true, ..off },
+        Tuning { share: true, merge: true, ..Tuning::BASELINE },
+    ] {
+        let record = run(tuning);
+        assert_eq!(record.logits, plain.logits, "{tuning:?}");
+        assert!(record.taps.len() > 10 && record.taps == plain.taps, "{tuning:?}");
+        let (ours, theirs) = (record.counters, plain.counters);
+        assert_eq!(ours.dispatches < theirs.dispatches, tuning.merge, "{tuning:?}");
+        assert_eq!(ours.launches, theirs.launches, "{tuning:?}");
+        assert_eq!(ours.static_uploads > 0, tuning.write_statics, "{tuning:?}");
+        let writes = tuning.write_statics || tuning.write_intermediates;
+        assert_eq!(ours.bytes_written > theirs.bytes_written, writes, "{tuning:?}");
+    }
+}
+
+/// What a dispatch should have written and did not is NaN, also where buffers share memory.
+#[test]
+fn poison_reaches_shared_memory() {
+    struct Look(usize);
+    impl Hook for Look {
+        fn before_step(&mut self, cx: &mut StepContext<'_>) -> Result<()> {
+            if cx.step.is("l00.q_proj") {
+                let plan = cx.plan;
+                let written = plan.launches().take_while(|(step, _)| step.name != cx.step.name);
+                let homes: Vec<_> = written.filter_map(|(_, l)| l.output()).map(|id| plan.home(id)).collect();
+                for (at, _) in plan.buffers.iter().enumerate().filter(|(_, b)| b.lies_in.is_some()) {
+                    let id = BufferId(at);
+                    if !homes.contains(&plan.home(id)) {
+                        self.0 += 1;
+                        assert!(cx.read(id)?.iter().all(|x| x.is_nan()), "{}", plan.buffer(id).spec.name);
+                    }
+                }
+            }
+            Ok(())
+        }
+        fn after_step(&mut self, _: &mut StepContext<'_>) -> Result<()> {
+            Ok(())
+        }
+    }
+    let tuning = Tuning { share: true, ..Tuning::default() };
+    let mut r = runner("tiny_llama", &RunnerOptions { prefill: tuning, decode: tuning, ..options(&[16]) });
+    r.prefill(&ids(9)).unwrap();
+    let look = Arc::new(Mutex::new(Look(0)));
+    r.add_hook(look.clone());
+    r.prefill(&ids(9)).unwrap();
+    assert!(look.lock().unwrap().0 > 0);
 }

@@ -99,7 +99,7 @@ struct Drift;
 impl Hook for Drift {
     fn after_step(&mut self, cx: &mut StepContext<'_>) -> Result<()> {
         if cx.plan.stage == Stage::Decode && cx.step.name == "l00.v_proj" {
-            let buffer = cx.step.tap.expect("v is tapped").buffer;
+            let buffer = cx.step.tap("v").expect("v is tapped");
             let mut row = cx.read(buffer)?;
             row.fill(bf16::ZERO);
             cx.write(buffer, &row)?;
