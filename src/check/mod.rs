@@ -6,6 +6,7 @@
 
 pub mod agreement;
 pub mod extent;
+pub mod floor;
 pub mod layers;
 pub mod logits;
 pub mod metrics;

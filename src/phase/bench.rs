@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::Subject;
+use super::{Subject, perplexity};
 use crate::check::token_set::STEPS;
 use crate::compute::{Isa, Pool};
 use crate::device::emu::EmuDevice;
@@ -89,7 +89,11 @@ impl Bench {
         }
         let lengths: Vec<usize> =
             prompts.iter().map(|id| Ok(subject.capture()?.prompt(id)?.ids.len())).collect::<Result<_>>()?;
-        let mut options = RunnerOptions::for_prompts(lengths, STEPS, subject.config.max_position_embeddings);
+        let longest = subject.config.max_position_embeddings;
+        let mut options = RunnerOptions::for_prompts(lengths, STEPS, longest);
+        if !options.buckets.contains(&perplexity::bucket(longest)) {
+            options.buckets.push(perplexity::bucket(longest));
+        }
         options.plan = plan;
         let cache = RunCache::open()?;
         let (runner, records) = Default::default();
@@ -117,6 +121,16 @@ impl Bench {
         let bench = Arc::new(Bench::new(subject, device, &prompts, PlanOptions::default())?);
         benches.insert(key, bench.clone());
         Ok(bench)
+    }
+
+    /// A prompt's ids as they reach the runner.
+    pub(super) fn altered_prompt(&self, ids: &[u32]) -> Vec<u32> {
+        self.alteration.prompt(ids)
+    }
+
+    /// Positions that a run may have.
+    pub(super) fn capacity(&self) -> usize {
+        self.options.max_positions
     }
 
     pub fn subject(&self) -> &Arc<Subject> {

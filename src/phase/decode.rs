@@ -62,17 +62,44 @@ fn row(logits: &[bf16]) -> Array2<f32> {
 ///
 /// Errors: those of the runner and the capture.
 pub fn case(bench: &Bench) -> Result<Finding> {
-    let hf = hf_distance(bench)?;
+    over(bench, &RUNS)
+}
+
+/// [`case`] over these runs of positions.
+///
+/// Errors: those of the runner and the capture.
+pub fn over(bench: &Bench, runs: &[(usize, usize)]) -> Result<Finding> {
     let end = bench.subject().config.max_position_embeddings;
-    let runs: Vec<_> = RUNS.into_iter().filter(|&(_, to)| to <= end).collect();
+    let wanted = runs.iter().filter(|(_, to)| *to <= end).map(|(from, to)| to - from).sum();
+    judge(bench, &walk(bench, runs)?, wanted)
+}
+
+/// Position and distance, over these runs of positions as far as the model has them.
+///
+/// Errors: those of the runner and the capture.
+pub fn walk(bench: &Bench, runs: &[(usize, usize)]) -> Result<Vec<(usize, f64)>> {
+    let end = bench.subject().config.max_position_embeddings;
+    let runs: Vec<_> = runs.iter().copied().filter(|&(_, to)| to <= end).collect();
     let ids = text(bench, runs.iter().map(|&(_, to)| to).max().unwrap_or(0))?;
     let mut found = vec![];
     for &run in &runs {
         let distances = bench.with_runner(|runner| distances(runner, &ids, run))?;
         found.extend((run.0..run.1).zip(distances));
     }
+    Ok(found)
+}
+
+/// The farthest that one position may be, and the median.
+///
+/// Errors: as [`hf_distance`].
+pub fn limits(bench: &Bench) -> Result<(f64, f64)> {
+    let hf = hf_distance(bench)?;
+    Ok((FACTOR * hf.max, FACTOR * hf.median))
+}
+
+fn judge(bench: &Bench, found: &[(usize, f64)], wanted: usize) -> Result<Finding> {
+    let (most, median) = limits(bench)?;
     let of_all = Summary::of(&found.iter().map(|&(_, distance)| distance).collect::<Vec<_>>());
-    let (most, median) = (FACTOR * hf.max, FACTOR * hf.median);
     let over = found.iter().filter(|&&(_, distance)| !at_most(distance, most));
     let mut failures: Vec<String> = over
         .map(|(p, distance)| {
@@ -83,7 +110,6 @@ pub fn case(bench: &Bench) -> Result<Finding> {
         failures
             .push(format!("median relative L2 {:.5} between decode and prefill, at most {median:.5}", of_all.median));
     }
-    let wanted: usize = runs.iter().map(|(from, to)| to - from).sum();
     let extent = Extent::new().require("positions", wanted as u64).compare("positions", found.len() as u64);
     Ok(Finding::of(Verdict::judge(failures, extent)))
 }

@@ -3,11 +3,15 @@
 //! A case says what it compares and never on which device; `harness` multiplies cases by devices, `commands` call the
 //! same functions. Nothing here prints.
 
+pub mod added;
 pub mod bench;
 pub mod calibrate;
 pub mod decode;
+pub mod escape;
+pub mod kv_rows;
 pub mod needs;
 pub mod observability;
+pub mod perplexity;
 pub mod phase0;
 pub mod phase1;
 pub mod phase2;

@@ -110,6 +110,14 @@ pub fn prompt(bench: &Bench, id: &str) -> Result<PromptFinding> {
     Ok(PromptFinding { token_set, agreement, kl, floor, logits, verdict })
 }
 
+/// Each side's choice among the other's five at every step of these prompts, ties included.
+///
+/// Errors: those of the runs.
+pub fn agreement(bench: &Bench, prompts: &[String]) -> Result<Verdict> {
+    let of = |id: &String| Ok(prompt(bench, id)?.agreement.judge(STEPS));
+    Ok(Verdict::all(prompts.iter().map(of).collect::<Result<Vec<_>>>()?))
+}
+
 fn token_set(bench: &Bench, id: &str) -> Result<Finding> {
     let found = prompt(bench, id)?;
     // Choices at near-ties flip with the last bit of a sum, and one such step moves a prompt's KL; the logits hardly move.

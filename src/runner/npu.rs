@@ -114,10 +114,8 @@ impl NpuRunner {
         let rope = RopeTable::new(&config);
         let host = HostKernels::new(&config, &*weights, pool, isa)?;
         let mut statics = HashMap::new();
-        let mut compile = |mut plan: Plan, tuning: &Tuning| {
-            alteration.plan(&mut plan);
-            compile(plan, tuning, &mut *device, &*weights, &rope, &mut statics)
-        };
+        let mut compile =
+            |plan: Plan, tuning: &Tuning| compile(plan, tuning, &mut *device, &*weights, &rope, &mut statics);
         let decode = compile(options.decode_plan(&config)?, &options.decode)?;
         let mut prefill = BTreeMap::new();
         for &seq_len in &options.buckets {
@@ -155,6 +153,14 @@ impl NpuRunner {
         self.hooks.push(hook);
     }
 
+    /// Lends the runner with one more hook, which is gone afterwards.
+    pub fn with_hook<T>(&mut self, hook: SharedHook, f: impl FnOnce(&mut NpuRunner) -> T) -> T {
+        self.hooks.push(hook);
+        let result = f(self);
+        self.hooks.pop();
+        result
+    }
+
     pub fn clear_hooks(&mut self) {
         self.hooks.clear();
     }
@@ -165,13 +171,11 @@ impl NpuRunner {
     /// layer's rows); `lNN.k_cache` and `lNN.v_cache` as they stand at the end.
     /// Errors: as [`teacher_forced`].
     pub fn record(&mut self, ids: &[u32], teacher: &[u32], steps: usize, request: &TapRequest) -> Result<Record> {
-        let recorder = (!request.is_empty()).then(|| Arc::new(Mutex::new(TapRecorder::new(request.clone()))));
-        if let Some(recorder) = &recorder {
-            self.add_hook(recorder.clone());
+        if request.is_empty() {
+            return teacher_forced(self, ids, teacher, steps);
         }
-        let result = teacher_forced(self, ids, teacher, steps);
-        let Some(recorder) = recorder else { return result };
-        self.hooks.pop();
+        let recorder = Arc::new(Mutex::new(TapRecorder::new(request.clone())));
+        let result = self.with_hook(recorder.clone(), |runner| teacher_forced(runner, ids, teacher, steps));
         let mut record = result?;
         record.taps = recorder.lock().unwrap_or_else(|e| e.into_inner()).taps().clone();
         let last = format!("l{:02}.output", self.config.num_hidden_layers - 1);

@@ -1,0 +1,71 @@
+//! Phase 3's question about a held text: is its perplexity HF's?
+//!
+//! A prefill of the first tokens, then teacher-forced decode: production's own path over both halves.
+
+use ndarray::{Array1, s};
+
+use super::{Bench, Finding};
+use crate::check::logits::log_sum_exp;
+use crate::check::tolerance::{at_least, at_most};
+use crate::check::{Extent, Verdict};
+use crate::error::Result;
+use crate::runner::{TapRequest, npu};
+use crate::tensor;
+
+/// HF's perplexity over the device's may be this little: 99 %.
+pub const LEAST: f64 = 0.99;
+
+/// Tokens of the prefill.
+const PREFILL: usize = 96;
+
+/// Tokens that must be predicted.
+const MIN_TOKENS: u64 = 128;
+
+/// Perplexities over the same tokens.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Perplexity {
+    pub device: f64,
+    pub hf_bf16: f64,
+    pub tokens: usize,
+}
+
+/// Over at most `tokens` of the captured held text.
+///
+/// Errors: those of the runner and the capture.
+pub fn measure(bench: &Bench, tokens: usize) -> Result<Perplexity> {
+    let nll = bench.subject().capture()?.nll()?;
+    let end = nll.ids.len().min(PREFILL + tokens).min(bench.capacity());
+    let (prompt, rest) = nll.ids[..end].split_at(PREFILL.min(end - 1));
+    let prompt = bench.altered_prompt(prompt);
+    let steps = rest.len();
+    let record = bench.with_runner(|runner| runner.record(&prompt, rest, steps, &TapRequest::default()))?;
+    let logits = tensor::to_f32(record.logits.view());
+    let own: Array1<f64> =
+        logits.outer_iter().zip(rest).map(|(row, &id)| log_sum_exp(row) - f64::from(row[id as usize])).collect();
+    // nll[i] is that of token i + 1.
+    let hf = nll.bf16.slice(s![end - steps - 1..end - 1]);
+    let mean = |sum: f64| (sum / steps.max(1) as f64).exp();
+    Ok(Perplexity { device: mean(own.sum()), hf_bf16: mean(hf.iter().map(|&x| f64::from(x)).sum()), tokens: own.len() })
+}
+
+/// Judges it: HF's over the device's at least [`LEAST`], and no better than HF by more than that.
+///
+/// Errors: as [`measure`].
+pub fn judge(bench: &Bench, tokens: usize) -> Result<Finding> {
+    let Perplexity { device, hf_bf16, tokens } = measure(bench, tokens)?;
+    let share = hf_bf16 / device;
+    let mut failures = vec![];
+    if !(at_least(share, LEAST) && at_most(share, 1.0 / LEAST)) {
+        failures.push(format!("perplexity {device:.3}, HF bf16 {hf_bf16:.3}: {:.2} %, at least 99 %", 100.0 * share));
+    }
+    let extent = Extent::new().require("tokens", MIN_TOKENS).compare("tokens", tokens as u64);
+    Ok(Finding {
+        verdict: Verdict::judge(failures, extent),
+        numbers: vec![("perplexity", device), ("hf_over_own", share)],
+    })
+}
+
+/// The bucket of its prefill.
+pub(super) fn bucket(max_positions: usize) -> usize {
+    npu::bucket(PREFILL, max_positions)
+}
