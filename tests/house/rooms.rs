@@ -38,6 +38,11 @@ const NARROWER: &[(&str, &[&str], &str)] = &[
         &["error", "tensor", "settings", "model", "kernel", "compute", "device", "plan"],
         "what is judged does not know the judge, nor the reference",
     ),
+    (
+        "fault",
+        &["error", "tensor", "model", "kernel", "device", "plan", "runner"],
+        "a fault alters a run and judges none; its kernels share no code with a device",
+    ),
 ];
 
 /// What a room may import; none for a room that is not in the table.

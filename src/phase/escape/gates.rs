@@ -93,8 +93,10 @@ fn phase0_of(fault: &Fault, subject: &Subject) -> Sighting {
         fault.config(&mut altered.config);
         phase0::verdict(&Arc::new(altered))
     };
-    let sighting = altered().as_ref().map_or_else(Sighting::refused, joined);
-    sighting
+    match altered() {
+        Ok(verdict) => joined(&verdict),
+        Err(error) => Sighting::refused(&error),
+    }
 }
 
 /// All reasons as one: the key that is named may be any of them.
