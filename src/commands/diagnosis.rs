@@ -114,7 +114,7 @@ fn record(args: &DiagnosisArgs, subject: &Subject, bench: &Bench) -> anyhow::Res
         phase: 2,
         model: subject.name.clone(),
         device: bench.device().into(),
-        command: format!("phasegate diagnosis {} --device {} --record", args.model.model, args.model.device),
+        command: format!("phasegate diagnosis {} --record", args.model.options()),
         notes: vec![
             format!("path: {}", phase2::composition(subject)?),
             format!("capture: {}", subject.capture()?.provenance().line()),

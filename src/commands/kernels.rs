@@ -208,7 +208,10 @@ fn one_shape(facts: &KernelFacts, dims: &[String], tier: Option<Tier>, as_json: 
     }
     match best {
         Some(row) => say!("measured: {}: {}", row_config(facts, row), speed(row)),
-        None => say!("never measured"),
+        None => match registry::kernel_of(facts, &shape, tier) {
+            Some(kernel) => say!("{}", registry::unmeasured(facts, &shape, tier, &kernel.to_string())?),
+            None => say!("never measured"),
+        },
     }
     let mut table = Table::new("nearest measured", &["distance", "shape", "config", "speed"]);
     for n in &near {

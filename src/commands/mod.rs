@@ -107,6 +107,12 @@ impl ModelArgs {
         }
     }
 
+    /// Model and device as they are given on a command line.
+    fn options(&self) -> String {
+        let datapath = if self.label() == "emu_npu2" { " --datapath npu2" } else { "" };
+        format!("{} --device {}{datapath}", self.model, self.device)
+    }
+
     fn plan(&self) -> PlanOptions {
         let bias = match self.bias {
             Bias::Device => BiasLowering::Device,

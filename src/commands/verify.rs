@@ -25,6 +25,17 @@ pub(super) struct VerifyArgs {
     /// At most this many prompts (default: all of the sets)
     #[arg(long, value_name = "N")]
     max_prompts: Option<usize>,
+    /// Run the prompts on this device, too, and show its figures beside [default with --datapath npu2: emu]
+    #[arg(long, value_name = "LABEL")]
+    beside: Option<String>,
+}
+
+impl VerifyArgs {
+    /// The second device, if there is to be one.
+    fn beside(&self) -> Option<String> {
+        let usual = (self.model.label() == "emu_npu2").then(|| "emu".to_owned());
+        self.beside.clone().or(usual).filter(|label| *label != self.model.label())
+    }
 }
 
 pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
@@ -33,16 +44,17 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let most = args.max_prompts.filter(|_| !full && !args.report.record).unwrap_or(usize::MAX);
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
     let bench = Bench::new(subject.clone(), &args.model.label(), &prompts, args.model.plan())?;
-    let bar = super::progress_bar::bar(prompts.len() as u64, "verify");
-    let mut findings = vec![];
-    for id in &prompts {
-        bar.set_message(id.clone());
-        findings.push((id.clone(), phase3::prompt(&bench, id)?));
-        bar.inc(1);
-    }
-    bar.finish_and_clear();
+    let findings = compare(&bench, &prompts, "verify")?;
     let kl = phase3::kl(&bench, &prompts)?;
     let mut report = report(if full { "verify-full" } else { "verify" }, &bench, &findings, &kl, started)?;
+    if let Some(label) = args.beside() {
+        let other = Bench::new(subject.clone(), &label, &prompts, args.model.plan())?;
+        let others = compare(&other, &prompts, "beside")?;
+        report.tables.push(beside((bench.device(), &findings), (&label, &others)));
+        for (name, value) in phase3::kl(&other, &prompts)?.numbers.iter().filter(|(name, _)| !name.contains("floor")) {
+            report.fact(&format!("{name}_{label}"), *value);
+        }
+    }
     for (option, value) in args.model.plan().facts() {
         report.fact(option, value);
     }
@@ -50,6 +62,45 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
         record(&args, &subject, &bench)?;
     }
     Ok(args.report.publish(&report, people)?)
+}
+
+/// Every prompt's finding on one device.
+fn compare(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Vec<(String, PromptFinding)>> {
+    let bar = super::progress_bar::bar(prompts.len() as u64, what);
+    let mut findings = vec![];
+    for id in prompts {
+        bar.set_message(id.clone());
+        findings.push((id.clone(), phase3::prompt(bench, id)?));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(findings)
+}
+
+/// Two devices' figures for the same prompts, one beside the other.
+fn beside(
+    (one, ones): (&str, &[(String, PromptFinding)]),
+    (other, others): (&str, &[(String, PromptFinding)]),
+) -> Table {
+    let each = |what: &str| [format!("{what} {one}"), format!("{what} {other}")];
+    let columns: Vec<String> = std::iter::once("prompt".to_owned())
+        .chain(["verdict", "same", "KL median", "regret ulp"].iter().flat_map(|what| each(what)))
+        .collect();
+    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let mut table = Table::new(&format!("{one} beside {other}"), &columns);
+    for ((id, a), (_, b)) in ones.iter().zip(others) {
+        let pair = |of: &dyn Fn(&PromptFinding) -> Cell| [of(a), of(b)];
+        let verdicts = pair(&|f| f.verdict.outcome().word().into());
+        let same = pair(&|f| f.token_set.same().into());
+        let kl = pair(&|f| f.kl.summary.median.into());
+        let cells = [Cell::from(id.as_str())].into_iter().chain(verdicts).chain(same).chain(kl).chain(pair(&regret));
+        table.row(cells);
+    }
+    table
+}
+
+fn regret(found: &PromptFinding) -> Cell {
+    found.agreement.worst().map_or(f64::NAN, |(_, step)| step.regret_ulp).into()
 }
 
 /// The captured prompts of the chosen sets, in capture order.
@@ -91,7 +142,7 @@ fn report(
             found.token_set.same().into(),
             divergence.into(),
             found.agreement.overlap().into(),
-            found.agreement.worst().map_or(f64::NAN, |(_, step)| step.regret_ulp).into(),
+            regret(found),
             found.kl.summary.median.into(),
             found.floor.summary.median.into(),
         ]);
@@ -197,7 +248,7 @@ fn record(args: &VerifyArgs, subject: &Subject, bench: &Bench) -> Result<()> {
         phase: 3,
         model: subject.name.clone(),
         device: bench.device().into(),
-        command: format!("phasegate verify-full {} --device {} --record", args.model.model, args.model.device),
+        command: format!("phasegate verify-full {} --record", args.model.options()),
         notes: vec![format!("verdict: {verdict}"), format!("capture: {}", subject.capture()?.provenance().line())],
         findings,
     };

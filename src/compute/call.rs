@@ -5,8 +5,8 @@
 use half::bf16;
 
 use super::{
-    Add, Attention, BiasAdd, DecodeAttention, GeluTanh, Gemm, Gemv, Isa, Kernel, Out, PackedWeight, Pool, RmsNorm,
-    Rope, SiluMul,
+    Add, Attention, BiasAdd, DecodeAttention, GeluTanh, Gemm, Gemv, GemvAdd, Isa, Kernel, LayerNorm, Out, PackedWeight,
+    Pool, RmsNorm, Rope, SiluMul, Swiglu,
     view::{Dst, Src},
 };
 
@@ -54,6 +54,26 @@ impl Call<'_> {
     /// [`Gemv`] to f32. Shapes: `x` [K], `y` [N].
     pub fn gemv_f32(&self, x: &[bf16], w: &PackedWeight, y: &mut [f32]) {
         self.run(Gemv { x: src(x), w, y: Out::F32(dst(y)), isa: self.isa });
+    }
+
+    /// [`GemvAdd`] without rounding between. Shapes: `x` [K], `r`, `y` [N].
+    pub fn gemv_add(&self, x: &[bf16], w: &PackedWeight, r: &[bf16], y: &mut [bf16]) {
+        self.run(GemvAdd { x: src(x), w, r: src(r), y: dst(y), narrow: None, isa: self.isa });
+    }
+
+    /// [`RmsNorm`], [`Gemv`] to f32 and [`Swiglu`]. Shapes: `packed` [2, K], the row over its norm's weight, `w` [2 * N, K],
+    /// `out` [N].
+    pub fn swiglu_rms(&self, packed: &[bf16], w: &PackedWeight, eps: f32, out: &mut [bf16]) {
+        let (row, weight) = packed.split_at(packed.len() / 2);
+        let (mut normed, mut sums) = (vec![bf16::NAN; row.len()], vec![f32::NAN; w.n()]);
+        self.rms_norm(row, weight, eps, &mut normed);
+        self.gemv_f32(&normed, w, &mut sums);
+        self.run(Swiglu { sums: src(&sums), out: dst(out), isa: self.isa });
+    }
+
+    /// [`LayerNorm`]. Shapes: `x`, `y` [rows, cols], `params` [2, cols].
+    pub fn layer_norm(&self, x: &[bf16], params: &[bf16], eps: f32, y: &mut [bf16]) {
+        self.run(LayerNorm { x: src(x), params: src(params), eps, y: dst(y), isa: self.isa });
     }
 
     /// [`RmsNorm`]. Shapes: `x`, `y` [rows, cols], `weight` [cols].

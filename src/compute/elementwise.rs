@@ -79,7 +79,7 @@ pub(super) trait Function {
     fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F;
 }
 
-struct SiluTimes;
+pub(super) struct SiluTimes;
 struct Plus;
 struct Gelu;
 

@@ -154,6 +154,9 @@ impl AddAssign for Counters {
     }
 }
 
+/// The bytes of a buffer that nobody has written since it was poisoned, over and over: NaN as bf16 and as f32.
+pub const POISON: [u8; 2] = [0xff, 0x7f];
+
 /// A device that runs dispatches over its own buffers.
 ///
 /// Errors: every method names the buffer or dispatch; `run` gives [`crate::error::Error::Incomplete`] for a dispatch
@@ -172,7 +175,7 @@ pub trait Device: Send {
     /// The bytes `[offset, offset + len)` as the device left them.
     fn read(&mut self, buffer: BufferHandle, offset: usize, len: usize) -> Result<&[u8]>;
 
-    /// Fills a buffer with NaN, so that whatever is not written afterwards shows.
+    /// Fills a buffer with [`POISON`], so that whatever is not written afterwards shows.
     fn poison(&mut self, buffer: BufferHandle) -> Result<()>;
 
     /// Binds a dispatch (one or more launches that run as one call) and checks every argument against its kernel.

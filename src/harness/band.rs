@@ -17,6 +17,8 @@ pub enum Band {
     Error { floor: f64 },
     /// As an error of `1 - cosine` with a floor of 1e-6.
     Cosine,
+    /// Of either sign: apart by at most a third of the larger, which is the factor of 1.5, and a floor.
+    Signed { floor: f64 },
     /// At most `20 log10(1.5)` = 3.52 dB apart; 120 dB and everything above it are the same.
     Decibel,
 }
@@ -34,6 +36,8 @@ pub const METRICS: &[(&str, Band)] = &[
     ("nmse", Band::Error { floor: 1e-9 }),
     ("rmse", Band::Error { floor: 1e-7 }),
     ("kl", Band::Error { floor: 1e-7 }),
+    // A sixteenth of what one rounding costs in the mean: below it a bias is none.
+    ("bias", Band::Signed { floor: 1.25e-4 }),
     ("regret", Band::Error { floor: 1.0 }),
     ("ulp", Band::Error { floor: 1.0 }),
 ];
@@ -58,6 +62,9 @@ impl Band {
         match self {
             Band::Error { floor } => error_holds(a, b, floor),
             Band::Cosine => error_holds((1.0 - a).max(0.0), (1.0 - b).max(0.0), COSINE_FLOOR),
+            Band::Signed { floor } => {
+                (a - b).abs() <= (1.0 - 1.0 / FACTOR) * a.abs().max(b.abs()) + floor && a.is_finite() && b.is_finite()
+            }
             Band::Decibel => {
                 let (a, b) = (a.min(DECIBEL_CEILING), b.min(DECIBEL_CEILING));
                 a == b || (a - b).abs() <= 20.0 * FACTOR.log10()
@@ -71,6 +78,7 @@ impl std::fmt::Display for Band {
         match self {
             Band::Error { floor } => write!(f, "within {FACTOR}x + {floor:.0e}"),
             Band::Cosine => write!(f, "1 - cosine within {FACTOR}x + {COSINE_FLOOR:.0e}"),
+            Band::Signed { floor } => write!(f, "within {FACTOR}x and of one sign, + {floor:.0e}"),
             Band::Decibel => write!(f, "within {:.2} dB", 20.0 * FACTOR.log10()),
         }
     }
@@ -112,6 +120,10 @@ mod tests {
     #[case::db_ceiling("sqnr_db", f64::INFINITY, 150.0, true)]
     #[case::db_finite("sqnr_db", f64::INFINITY, 60.0, false)]
     #[case::nmse_floor("nmse", 0.0, 1e-10, true)]
+    #[case::bias("bias", -2e-3, -2.9e-3, true)]
+    #[case::bias_out("bias", -2e-3, -3.3e-3, false)]
+    #[case::bias_turned("bias", -2e-3, 2e-3, false)]
+    #[case::no_bias("bias", -1e-6, 5e-6, true)]
     #[case::one_ulp("max_ulp", 0.0, 1.0, true)]
     fn table(#[case] name: &str, #[case] a: f64, #[case] b: f64, #[case] same: bool) {
         assert_eq!(band_of(name).unwrap().holds(a, b), same);

@@ -85,7 +85,7 @@ fn render_number(name: &str, value: f64) -> Result<String, String> {
         Band::Decibel if value == f64::INFINITY => Ok("inf".into()),
         _ if value.is_infinite() => Err(format!("{name} is {value}: not a baseline")),
         Band::Cosine => Ok(format!("{value:.8e}")),
-        Band::Error { .. } | Band::Decibel => Ok(format!("{value:.5e}")),
+        Band::Error { .. } | Band::Signed { .. } | Band::Decibel => Ok(format!("{value:.5e}")),
     }
 }
 

@@ -18,9 +18,13 @@ pub type CasesOf = fn(&Outline) -> Vec<phase::Case>;
 /// A phase's cases of kernels, which need no model to be here.
 pub type KernelCases = fn(&[Outline]) -> Result<Vec<phase::Case>>;
 
-/// The `main` of a `tests/<phase>.rs` whose cases belong to no model.
-pub fn main_kernels(phase: &'static str, cases: KernelCases) -> ExitCode {
-    run(phase, kernels(phase, cases))
+/// The case of a name that is none of a phase's cases, if it can be made.
+pub type CaseOnDemand = fn(&str) -> Option<phase::Case>;
+
+/// The `main` of a `tests/<phase>.rs` whose cases belong to no model. A filter that is the whole name of a case that is not
+/// there makes it, if `on_demand` can.
+pub fn main_kernels(phase: &'static str, cases: KernelCases, on_demand: CaseOnDemand) -> ExitCode {
+    run(phase, kernels(phase, cases, on_demand))
 }
 
 /// The `main` of `tests/<phase>.rs`: `cases` of every fixture, and the `documented` cases of `document` if it has one.
@@ -38,9 +42,15 @@ fn run(phase: &str, suite: Result<Suite>) -> ExitCode {
     }
 }
 
-fn kernels(phase: &'static str, cases: KernelCases) -> Result<Suite> {
+fn kernels(phase: &'static str, cases: KernelCases, on_demand: CaseOnDemand) -> Result<Suite> {
     let mut suite = with_devices(phase);
-    for case in cases(&Outline::all()?)? {
+    let mut cases = cases(&Outline::all()?)?;
+    if let Some(filter) = Arguments::from_args().filter {
+        let name =
+            DeviceLabel::ALL.iter().find_map(|d| filter.strip_suffix(&format!("::{}", d.label()))).unwrap_or(&filter);
+        cases.extend(on_demand(name).filter(|new| cases.iter().all(|case| case.name != new.name)));
+    }
+    for case in cases {
         suite.case(adapt(case));
     }
     Ok(suite)

@@ -3,6 +3,7 @@
 //! Phase 1's judge of single kernels. Shares no code with `compute` or `device`; slow, and sampled where that matters.
 
 mod attention;
+mod norm;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,12 @@ use crate::kernel::{Kernel, attention_scale};
 
 /// Values that share one exponent along K in the NPU2's block floating point.
 const BLOCK: usize = 8;
+
+/// K of one tile: how often the low tier rounds its sum.
+const LOW_TILE_K: usize = 32;
+
+/// Standard deviation of one rounding of a sum, `2^-7 / sqrt(12)` of it, over that of [`Answer::shared`].
+const SUM_OVER_SHARED: f64 = 0.002_255 / SHARED_DEVIATION;
 
 /// The outputs that are computed: every chosen row at every chosen column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,13 +58,18 @@ pub struct Answer {
     /// Rounded to f32 once.
     pub values: Array2<f32>,
     /// `sum |a| |b|` over the terms of an output: what its rounding errors are proportional to. For attention
-    /// `sum p |v| * (1 + max scale sum |q| |k|)`, for an error of a score grows with the score's terms.
+    /// `sum p |v| + max scale sum |q| |k| * sum p |v - output|`: an error of a score grows with the score's terms, and moves
+    /// the output by its share of what sets the value apart.
     pub magnitude: Array2<f32>,
     /// What an error of shared exponents is proportional to. GEMM: `sqrt(sum over blocks of 8 along K of
-    /// 8 (max|a| max|b|)^2)`. Attention: `sum p max|v| + max p |v|` over blocks of 8 positions, and `sum p |v|` times the
-    /// largest score's as in a GEMM. Else 0.
+    /// 8 (max|a| max|b|)^2)`. Attention: `sum p max|v| + max p |v|` over blocks of 8 positions, and
+    /// `sum p |v - output|` times the largest score's as in a GEMM. Else 0.
     pub shared: Array2<f32>,
 }
+
+/// Standard deviation that shared exponents cost at most, as a share of [`Answer::shared`]: both operands of a product are
+/// rounded in steps of 2^-6 of the largest of their block, evenly within half a step: `sqrt(2) * 2^-6 / sqrt(12)`.
+pub const SHARED_DEVIATION: f64 = 0.006_379;
 
 /// Output, magnitude and shared of one element.
 type Term = (f64, f32, f32);
@@ -79,14 +91,20 @@ pub fn answer(kernel: &Kernel, inputs: &[&[bf16]], sample: &Sample) -> Result<An
     }
     Ok(match *kernel {
         Kernel::Gemm { k, .. } => product(inputs[0], inputs[1], k, sample, true),
+        Kernel::GemmLow { k, .. } => low_tier(product(inputs[0], inputs[1], k, sample, true), k),
         Kernel::Gemv { k, .. } => product(inputs[1], inputs[0], k, sample, false),
+        Kernel::GemvAdd { k, .. } => plus(product(inputs[1], inputs[0], k, sample, false), inputs[2], sample),
+        Kernel::SwigluRms { k, eps, .. } => swiglu_rms(inputs[0], inputs[1], k, f64::from(eps.value()), sample),
         Kernel::RmsNorm { cols, eps, .. } | Kernel::QkNorm { head_dim: cols, eps, .. } => {
-            rms_norm(inputs[0], inputs[1], cols, f64::from(eps.value()), sample)
+            norm::rms_norm(inputs[0], inputs[1], cols, f64::from(eps.value()), sample)
+        }
+        Kernel::LayerNorm { cols, eps, .. } => {
+            norm::layer_norm(inputs[0], inputs[1], cols, f64::from(eps.value()), sample)
         }
         Kernel::Rope { head_dim, .. } => rope(inputs[0], inputs[1], head_dim, sample),
-        Kernel::Attention { heads, kv_heads, head_dim, .. } => {
+        Kernel::Attention { heads, kv_heads, head_dim, causal, .. } => {
             let scale = f64::from(attention_scale(head_dim));
-            attention::attention([inputs[0], inputs[1], inputs[2]], (heads, kv_heads, head_dim), scale, sample)
+            attention::attention([inputs[0], inputs[1], inputs[2]], (heads, kv_heads, head_dim), scale, causal, sample)
         }
         Kernel::Add { cols, .. } => each(sample, |row, col| {
             let (a, b) = (inputs[0][row * cols + col].to_f64(), inputs[1][row * cols + col].to_f64());
@@ -98,7 +116,12 @@ pub fn answer(kernel: &Kernel, inputs: &[&[bf16]], sample: &Sample) -> Result<An
         }),
         Kernel::SiluMul { cols, .. } => each(sample, |row, col| {
             let (gate, up) = (inputs[0][row * cols + col].to_f64(), inputs[1][row * cols + col].to_f64());
-            (gate / (1.0 + (-gate).exp()) * up, (gate * up).abs() as f32, 0.0)
+            (silu(gate) * up, (gate * up).abs() as f32, 0.0)
+        }),
+        Kernel::GeluTanh { cols, .. } => each(sample, |row, col| {
+            let x = inputs[0][row * cols + col].to_f64();
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+            (0.5 * x * (1.0 + inner.tanh()), x.abs() as f32, 0.0)
         }),
     })
 }
@@ -156,15 +179,42 @@ fn dot(a: &[f32], b: &[f32]) -> (f64, f32) {
     (sums.iter().sum(), sizes.iter().sum())
 }
 
-/// `y = x / sqrt(mean(x^2) + eps) * w` per row.
-fn rms_norm(x: &[bf16], w: &[bf16], cols: usize, eps: f64, sample: &Sample) -> Answer {
-    let rstd: Vec<f64> = x
-        .chunks(cols)
-        .map(|row| 1.0 / (row.iter().map(|x| x.to_f64().powi(2)).sum::<f64>() / cols as f64 + eps).sqrt())
-        .collect();
-    each(sample, |row, col| {
-        let y = x[row * cols + col].to_f64() * rstd[row] * w[col].to_f64();
-        (y, y.abs() as f32, 0.0)
+/// What the low tier's sum costs beside: it is rounded to bf16 once per [`LOW_TILE_K`] of K, each time by an even spread of
+/// at most half a unit of 2^-7 of a sum that is never larger than the magnitude. In units of [`Answer::shared`], the steps of
+/// whose blocks are 2^-6 of their largest; both errors are added as their standard deviations.
+fn low_tier(mut answer: Answer, k: usize) -> Answer {
+    let steps = (k.div_ceil(LOW_TILE_K) as f64).sqrt() * SUM_OVER_SHARED;
+    answer.shared.zip_mut_with(&answer.magnitude, |shared, m| *shared += (steps * f64::from(*m)) as f32);
+    answer
+}
+
+/// `answer + r`.
+fn plus(mut answer: Answer, r: &[bf16], sample: &Sample) -> Answer {
+    for (j, &col) in sample.cols.iter().enumerate() {
+        let r = r[col].to_f32();
+        answer.values.column_mut(j).mapv_inplace(|y| y + r);
+        answer.magnitude.column_mut(j).mapv_inplace(|m| m + r.abs());
+    }
+    answer
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+/// `silu(Wg h) * (Wu h)`, `h = rms_norm(r, w)`; nothing between is rounded. An error of `h` or of a product grows with the
+/// product's magnitude, and SiLU's slope is below 1.1.
+///
+/// Shapes: `packed [2, k]`, r over w; `weight [2 * outputs, k]`, gate and up rows in turn.
+fn swiglu_rms(packed: &[bf16], weight: &[bf16], k: usize, eps: f64, sample: &Sample) -> Answer {
+    let row = Sample { rows: vec![0], cols: (0..k).collect() };
+    let normed = norm::rms_norm(&packed[..k], &packed[k..], k, eps, &row).values.into_raw_vec_and_offset().0;
+    let widened: Vec<f32> = weight.iter().map(|w| w.to_f32()).collect();
+    each(sample, |_, col| {
+        let [(gate, gate_size), (up, up_size)] = [2 * col, 2 * col + 1].map(|r| dot(&normed, &widened[r * k..][..k]));
+        let y = silu(gate) * up;
+        let size = 1.1 * f64::from(gate_size) * up.abs() + silu(gate).abs() * f64::from(up_size);
+        (y, size as f32, 0.0)
     })
 }
 

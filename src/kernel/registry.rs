@@ -4,9 +4,15 @@
 
 use crate::error::{Error, Result};
 use crate::kernel::facts::{
-    self, Figure, Inputs, KernelFacts, NearZero, Origin, Point, Rounding, Row, Sign, Tier, Tolerance,
+    self, Figure, Inputs, KernelFacts, NearZero, Origin, Point, Role, Rounding, Row, Sign, Tier, Tolerance,
 };
-use crate::kernel::{Dtype, Kernel};
+use crate::kernel::{Dtype, Epsilon, Kernel};
+
+/// `eps` of the registry's norms.
+const EPS: f64 = 1e-5;
+
+/// Columns of a flat shape.
+const FLAT: usize = 1024;
 
 /// How many measured shapes an error names.
 const NEAREST: usize = 3;
@@ -32,6 +38,8 @@ pub struct Gate {
     /// How the registry's inputs are made. Units of `scale`: standard deviation.
     pub seed: u64,
     pub scale: f64,
+    /// The same of each input in binding order: `scale`, but for those that the registry makes otherwise.
+    pub scales: Vec<f64>,
     /// Set where `atol` is known to mis-fire on elements near zero: judge by an `atol` scaled to the reference then.
     pub near_zero: Option<&'static NearZero>,
 }
@@ -39,9 +47,13 @@ pub struct Gate {
 /// The registry's id of a kernel of the plan. RMSNorm of a single row is a kernel of its own.
 pub fn id_of(kernel: &Kernel) -> &'static str {
     match kernel {
-        Kernel::Gemm { out: Dtype::Bf16, .. } => "gemm_bf16_bf16",
+        Kernel::Gemm { out: Dtype::Bf16, .. } | Kernel::GemmLow { .. } => "gemm_bf16_bf16",
         Kernel::Gemm { out: Dtype::F32, .. } => "gemm_bf16_f32",
         Kernel::Gemv { .. } => "gemv_bf16",
+        Kernel::GemvAdd { .. } => "matvec_2tile_add",
+        Kernel::SwigluRms { .. } => "matvec_swiglu_rms",
+        Kernel::LayerNorm { .. } => "layer_norm",
+        Kernel::GeluTanh { .. } => "gelu_tanh",
         Kernel::RmsNorm { rows: 1, .. } => "rms_norm_decode",
         Kernel::RmsNorm { .. } => "rms_norm",
         Kernel::QkNorm { .. } => "qk_norm",
@@ -59,23 +71,67 @@ pub fn shape_of(kernel: &Kernel) -> Point {
         values.iter().map(|&(name, value)| (name.to_owned(), i64::try_from(value).unwrap_or(i64::MAX))).collect()
     };
     match *kernel {
-        Kernel::Gemm { m, k, n, .. } => point(&[("M", m), ("K", k), ("N", n)]),
-        Kernel::Gemv { m, k } => point(&[("M", m), ("K", k)]),
+        Kernel::Gemm { m, k, n, .. } | Kernel::GemmLow { m, k, n } => point(&[("M", m), ("K", k), ("N", n)]),
+        Kernel::Gemv { m, k } | Kernel::GemvAdd { m, k } | Kernel::SwigluRms { m, k, .. } => {
+            point(&[("M", m), ("K", k)])
+        }
         Kernel::RmsNorm { rows: 1, cols, .. } => point(&[("N", cols)]),
-        Kernel::RmsNorm { rows, cols, .. } | Kernel::BiasAdd { rows, cols } => point(&[("M", rows), ("N", cols)]),
+        Kernel::RmsNorm { rows, cols, .. } | Kernel::LayerNorm { rows, cols, .. } | Kernel::BiasAdd { rows, cols } => {
+            point(&[("M", rows), ("N", cols)])
+        }
         Kernel::QkNorm { rows, head_dim, .. } => point(&[("M", rows), ("N", head_dim)]),
         Kernel::Rope { rows, head_dim } => point(&[("rows", rows), ("head_dim", head_dim)]),
-        Kernel::Attention { seq, heads, kv_heads, head_dim } => point(&[
+        Kernel::Attention { seq, heads, kv_heads, head_dim, causal } => point(&[
             ("lq", seq),
             ("lk", seq),
             ("dk", head_dim),
             ("dv", head_dim),
             ("n_heads", heads),
             ("n_kv_heads", kv_heads),
-            ("causal", 1),
+            ("causal", usize::from(causal)),
         ]),
-        Kernel::Add { rows, cols } | Kernel::SiluMul { rows, cols } => point(&[("N", rows.saturating_mul(cols))]),
+        Kernel::Add { rows, cols } | Kernel::SiluMul { rows, cols } | Kernel::GeluTanh { rows, cols } => {
+            point(&[("N", rows.saturating_mul(cols))])
+        }
     }
+}
+
+/// The kernel of the plan that has this shape; none where the registry's shape is wider than the plan's kernels (a value
+/// head of another width, a query longer or shorter than the keys). Norms are those of the registry's `eps`, and flat
+/// element-wise shapes rows of at most 1024.
+pub fn kernel_of(facts: &KernelFacts, shape: &Point, tier: Option<Tier>) -> Option<Kernel> {
+    let at = |name: &str| shape.get(name).and_then(|&x| usize::try_from(x).ok()).filter(|&x| x > 0);
+    let eps = Epsilon::new(EPS);
+    let flat = || {
+        let len = at("N")?;
+        let cols = if len.is_multiple_of(FLAT) { FLAT } else { len };
+        Some((len / cols, cols))
+    };
+    Some(match facts.id.as_str() {
+        "gemm_bf16_bf16" if tier == Some(Tier::Low) => Kernel::GemmLow { m: at("M")?, k: at("K")?, n: at("N")? },
+        "gemm_bf16_bf16" => Kernel::Gemm { m: at("M")?, k: at("K")?, n: at("N")?, out: Dtype::Bf16 },
+        "gemm_bf16_f32" => Kernel::Gemm { m: at("M")?, k: at("K")?, n: at("N")?, out: Dtype::F32 },
+        "gemv_bf16" => Kernel::Gemv { m: at("M")?, k: at("K")? },
+        "matvec_2tile_add" => Kernel::GemvAdd { m: at("M")?, k: at("K")? },
+        "matvec_swiglu_rms" => Kernel::SwigluRms { m: at("M")?, k: at("K")?, eps },
+        "rms_norm" => Kernel::RmsNorm { rows: at("M")?, cols: at("N")?, eps },
+        "rms_norm_decode" => Kernel::RmsNorm { rows: 1, cols: at("N")?, eps },
+        "qk_norm" => Kernel::QkNorm { rows: at("M")?, head_dim: at("N")?, eps },
+        "layer_norm" => Kernel::LayerNorm { rows: at("M")?, cols: at("N")?, eps },
+        "rope" => Kernel::Rope { rows: at("rows")?, head_dim: at("head_dim")? },
+        "attention" if at("dk")? == at("dv")? && at("lq")? == at("lk")? => Kernel::Attention {
+            seq: at("lq")?,
+            heads: at("n_heads")?,
+            kv_heads: at("n_kv_heads")?,
+            head_dim: at("dk")?,
+            causal: shape.get("causal")? == &1,
+        },
+        "bias_add" => Kernel::BiasAdd { rows: at("M")?, cols: at("N")? },
+        "add" => flat().map(|(rows, cols)| Kernel::Add { rows, cols })?,
+        "silu_mul" => flat().map(|(rows, cols)| Kernel::SiluMul { rows, cols })?,
+        "gelu_tanh" => flat().map(|(rows, cols)| Kernel::GeluTanh { rows, cols })?,
+        _ => return None,
+    })
 }
 
 /// The facts of a kernel of the plan.
@@ -85,7 +141,7 @@ pub fn facts_of(kernel: &Kernel) -> Result<&'static KernelFacts> {
     facts::of(id_of(kernel))
 }
 
-/// The tolerance that phase 1 judges a kernel by. A GEMM's is that of the high tier.
+/// The tolerance that phase 1 judges a kernel by.
 ///
 /// The check is upstream's: every element of the whole output within `atol + rtol * |reference|` of an f32 oracle whose
 /// result is cast to the output's dtype first. `mean_rel_l1_limit` comes on top, for an element-wise tolerance alone
@@ -93,7 +149,12 @@ pub fn facts_of(kernel: &Kernel) -> Result<&'static KernelFacts> {
 ///
 /// Errors: as [`facts::all`].
 pub fn gate(kernel: &Kernel) -> Result<Gate> {
-    gate_at(kernel, Tier::High)
+    gate_at(kernel, own_tier(kernel).unwrap_or(Tier::High))
+}
+
+/// The tier that a kernel of the plan says itself.
+pub fn own_tier(kernel: &Kernel) -> Option<Tier> {
+    matches!(kernel, Kernel::GemmLow { .. }).then_some(Tier::Low)
 }
 
 /// [`gate`] of a tier; kernels without tiers have one gate.
@@ -122,6 +183,7 @@ pub fn gate_at(kernel: &Kernel, tier: Tier) -> Result<Gate> {
         rounding: facts.rounding,
         seed: facts.inputs.seed,
         scale: scale(&facts.inputs, &shape),
+        scales: scales(facts, &shape),
         near_zero: facts.near_zero.as_ref(),
     })
 }
@@ -129,6 +191,12 @@ pub fn gate_at(kernel: &Kernel, tier: Tier) -> Result<Gate> {
 fn scale(inputs: &Inputs, shape: &Point) -> f64 {
     let over = inputs.over_sqrt.as_ref().and_then(|name| shape.get(name)).map_or(1.0, |&n| (n as f64).sqrt());
     inputs.factor / over
+}
+
+fn scales(facts: &KernelFacts, shape: &Point) -> Vec<f64> {
+    let inputs = facts.args.iter().filter(|arg| matches!(arg.role, Role::Input | Role::Weight));
+    let scale = scale(&facts.inputs, shape);
+    inputs.map(|arg| facts.inputs.of.get(&arg.name).copied().unwrap_or(scale)).collect()
 }
 
 /// A measured row and how far its shape is away.
@@ -198,6 +266,7 @@ fn distance(a: &Point, b: &Point) -> f64 {
 pub fn lookup(kernel: &Kernel, tier: Option<Tier>) -> Result<&'static Row> {
     let facts = facts_of(kernel)?;
     let shape = shape_of(kernel);
+    let tier = own_tier(kernel).or(tier);
     match best(facts, &shape, tier)? {
         Some(row) => Ok(row),
         None => {
@@ -237,7 +306,6 @@ impl KernelFacts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::Epsilon;
     use rstest::rstest;
 
     fn gemm(m: usize, k: usize, n: usize) -> Kernel {
@@ -290,6 +358,8 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} in {text}");
         }
+        let own = lookup(&Kernel::GemmLow { m: 2048, k: 2048, n: 2048 }, None).unwrap();
+        assert_eq!((own.method.as_deref(), own.gflops), (Some("direct"), Some(Figure::One(5230.0))));
         let low = lookup(&gemm(2048, 2048, 1024), Some(Tier::Low)).unwrap_err().to_string();
         assert!(low.contains("at the low tier; nearest measured: M=2048 K=2048 N=512;"), "{low}");
     }
@@ -310,15 +380,44 @@ mod tests {
     #[case(Kernel::RmsNorm { rows: 2, cols: 64, eps: Epsilon::new(1e-5) }, "rms_norm", 0.016, 0.05)]
     #[case(Kernel::QkNorm { rows: 1, head_dim: 64, eps: Epsilon::new(1e-5) }, "qk_norm", 0.016, 0.05)]
     #[case(Kernel::Rope { rows: 2, head_dim: 64 }, "rope", 0.016, 0.05)]
-    #[case(Kernel::Attention { seq: 2, heads: 2, kv_heads: 1, head_dim: 64 }, "attention", 0.016, 0.1)]
+    #[case(Kernel::Attention { seq: 2, heads: 2, kv_heads: 1, head_dim: 64, causal: true }, "attention", 0.016, 0.1)]
     #[case(Kernel::Add { rows: 1, cols: 2 }, "add", 0.016, 0.05)]
     #[case(Kernel::BiasAdd { rows: 1, cols: 2 }, "bias_add", 0.016, 0.05)]
     #[case(Kernel::SiluMul { rows: 1, cols: 2 }, "silu_mul", 0.016, 0.08)]
+    #[case(Kernel::GemmLow { m: 1, k: 2, n: 3 }, "gemm_bf16_bf16", 0.016, 0.004)]
+    #[case(Kernel::GemvAdd { m: 2, k: 3 }, "matvec_2tile_add", 0.016, 0.1)]
+    #[case(Kernel::SwigluRms { m: 2, k: 3, eps: Epsilon::new(1e-5) }, "matvec_swiglu_rms", 0.08, 0.01)]
+    #[case(Kernel::LayerNorm { rows: 2, cols: 64, eps: Epsilon::new(1e-5) }, "layer_norm", 0.016, 0.06)]
+    #[case(Kernel::GeluTanh { rows: 1, cols: 2 }, "gelu_tanh", 0.016, 0.05)]
     fn gates(#[case] kernel: Kernel, #[case] id: &str, #[case] rtol: f64, #[case] atol: f64) {
         let gate = gate(&kernel).unwrap();
         assert_eq!((gate.id, gate.rtol, gate.atol), (id, rtol, atol));
         assert!(gate.mean_rel_l1_limit > 0.0 && gate.mean_rel_l1_limit < 0.1);
         assert!(gate.mean_rel_l1_measured.is_none_or(|[low, high]| low <= high && high <= gate.mean_rel_l1_limit));
+    }
+
+    /// A kernel of every measured shape that is one, and it has that shape.
+    #[test]
+    fn a_shape_and_its_kernel() {
+        for facts in facts::all().unwrap() {
+            for row in &facts.measured {
+                match kernel_of(facts, &row.shape, row.tier) {
+                    Some(kernel) => assert_eq!((shape_of(&kernel), id_of(&kernel)), (row.shape.clone(), &*facts.id)),
+                    None => assert!(facts.id == "attention", "{}: {:?}", facts.id, row.shape),
+                }
+            }
+        }
+    }
+
+    /// The plan's arguments are the registry's, one for one, scratch left out.
+    #[rstest]
+    #[case(gemm(1, 2, 3), &[0.5f64.sqrt(); 2])]
+    #[case(Kernel::GemvAdd { m: 2, k: 3 }, &[0.02, 1.0, 1.0])]
+    #[case(Kernel::SwigluRms { m: 2, k: 3, eps: Epsilon::new(1e-5) }, &[1.0, 0.02])]
+    #[case(Kernel::LayerNorm { rows: 2, cols: 3, eps: Epsilon::new(1e-5) }, &[1.0, 1.0])]
+    fn every_input_has_a_scale(#[case] kernel: Kernel, #[case] scales: &[f64]) {
+        assert_eq!(gate(&kernel).unwrap().scales, scales);
+        assert_eq!(scales.len() + 1, kernel.args().len());
     }
 
     #[test]

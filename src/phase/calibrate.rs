@@ -12,12 +12,11 @@ use half::bf16;
 use ndarray::ArrayView2;
 
 use self::reference::{Numbers, Sample};
-use super::bench::{isa, open_device, pool};
+use super::bench::open_device;
 use crate::check::metrics::Metrics;
-use crate::compute::{self, PackedWeight, npu2};
 use crate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, Layout, Role};
 use crate::error::{Error, Result};
-use crate::kernel::{ArgRole, Dtype, Epsilon, Kernel, attention_scale};
+use crate::kernel::{ArgRole, Dtype, Epsilon, Kernel};
 use crate::tensor;
 
 /// The label that is calibrated.
@@ -116,16 +115,17 @@ pub fn calibrate() -> Result<Vec<Row>> {
         bench.rms_norm("2048x2048", (2048, 2048), 0.0042)?,
         bench.rms_norm("2048x896", (2048, 896), 0.0042)?,
         bench.qk_norm("2048x128", (2048, 128), 0.0046)?,
+        bench.layer_norm("1024x768", (1024, 768), 0.0044)?,
         bench.rms_norm_decode("1x2048, 64 rows", (64, 2048), 0.069)?,
         bench.rope("32x64", (32, 64), 0.0027)?,
         bench.rope("16384x64", (16384, 64), 0.0028)?,
         bench.add("1024x1024", (1024, 1024), 0.0019)?,
         bench.silu_mul("2048x1024", (2048, 1024), 0.01)?,
         bench.gelu("1048576", 1 << 20, 0.0084)?,
-        bench.attention("2048x64, 14/2 heads causal (2/1)", (2048, 2, 1, 64), 0.038)?,
-        bench.attention("2048x128, 16/8 heads causal (2/1)", (2048, 2, 1, 128), 0.038)?,
-        bench.full_attention("512x64, 2 heads", (512, 2, 2, 64), 0.044)?,
-        bench.full_attention("1024x64, 12 heads (2)", (1024, 2, 2, 64), 0.048)?,
+        bench.attention("2048x64, 14/2 heads causal (2/1)", (2048, 2, 1, 64), true, 0.038)?,
+        bench.attention("2048x128, 16/8 heads causal (2/1)", (2048, 2, 1, 128), true, 0.038)?,
+        bench.attention("512x64, 2 heads", (512, 2, 2, 64), false, 0.044)?,
+        bench.attention("1024x64, 12 heads (2)", (1024, 2, 2, 64), false, 0.048)?,
     ])
 }
 
@@ -223,17 +223,13 @@ impl Calibration {
         self.row(name, shape, &sample.rows(&c, n), &r, hardware, WITHIN_A_QUARTER, Leaning::None)
     }
 
-    /// The low tier is no kernel of a plan, so it runs beside the device.
     fn low_tier(&mut self, shape: &'static str, (m, k, n): (usize, usize, usize), hardware: f64) -> Result<Row> {
         let (a, w) = (scaled(m * k, k, 42), scaled(n * k, k, 43));
-        let pool = pool()?;
-        let mut c = vec![bf16::NAN; m * n];
-        let call = npu2::Call(compute::Call { pool: &pool, isa: isa()? });
-        call.gemm(&a, &PackedWeight::pack(&pool, &w, n, k), npu2::Tier::Low { tile_k: 32 }, &mut c);
+        let c = self.launch(Kernel::GemmLow { m, k, n }, &[&a, &w])?;
         let sample = Sample::of(m, SAMPLED);
         let mut r = reference::product(&sample.rows(&a, k), &w, k);
         reference::round(&mut r);
-        let d = sample.rows(&widened(&c), n);
+        let d = sample.rows(&c, n);
         self.row("gemm_bf16_bf16 low", shape, &d, &r, hardware, WITHIN_A_QUARTER, Leaning::None)
     }
 
@@ -301,48 +297,38 @@ impl Calibration {
         self.row("silu_mul", shape, &y, &r, hardware, WITHIN_A_QUARTER, Leaning::Down)
     }
 
-    /// GELU is no kernel of a plan, so it runs beside the device.
+    fn layer_norm(&mut self, shape: &'static str, (rows, cols): (usize, usize), hardware: f64) -> Result<Row> {
+        let (x, params) = (normal(rows * cols, 0), normal(2 * cols, 1));
+        let kernel = Kernel::LayerNorm { rows, cols, eps: Epsilon::new(EPS) };
+        let y = self.launch(kernel, &[&x, &params])?;
+        let r = reference::layer_norm(&x, &params, EPS);
+        self.row("layer_norm", shape, &y, &r, hardware, WITHIN_A_QUARTER, Leaning::Unknown)
+    }
+
     fn gelu(&mut self, shape: &'static str, len: usize, hardware: f64) -> Result<Row> {
-        let (x, pool) = (normal(len, 0), pool()?);
-        let mut y = vec![bf16::NAN; len];
-        npu2::Call(compute::Call { pool: &pool, isa: isa()? }).gelu_tanh(&x, &mut y);
+        let x = normal(len, 0);
+        let y = self.launch(Kernel::GeluTanh { rows: len / 1024, cols: 1024 }, &[&x])?;
         let r = reference::each(&x, &x, |x, _| {
             let u = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2 * (x + 0.044715 * x * x * x);
             0.5 * x * (1.0 + u.tanh())
         });
-        self.row("gelu_tanh", shape, &widened(&y), &r, hardware, WITHIN_A_QUARTER, Leaning::Unknown)
+        self.row("gelu_tanh", shape, &y, &r, hardware, WITHIN_A_QUARTER, Leaning::Unknown)
     }
 
     fn attention(
         &mut self,
         shape: &'static str,
-        (seq, heads, kv_heads, head_dim): (usize, usize, usize, usize),
+        dims: (usize, usize, usize, usize),
+        causal: bool,
         hardware: f64,
     ) -> Result<Row> {
-        let [q, k, v] = qkv((seq, heads, kv_heads, head_dim));
-        let out = self.launch(Kernel::Attention { seq, heads, kv_heads, head_dim }, &[&q, &k, &v])?;
+        let ([q, k, v], (seq, heads, kv_heads, head_dim)) = (qkv(dims), dims);
+        let out = self.launch(Kernel::Attention { seq, heads, kv_heads, head_dim, causal }, &[&q, &k, &v])?;
         let sample = Sample::of(seq, SAMPLED);
-        let r = reference::attention(&q, &k, &v, (heads, kv_heads, head_dim), true, &sample);
+        let r = reference::attention(&q, &k, &v, (heads, kv_heads, head_dim), causal, &sample);
         let d = sample.rows(&out, heads * head_dim);
-        self.row("attention", shape, &d, &r, hardware, ATTENTION, Leaning::Unknown)
-    }
-
-    /// Without a mask, which no plan has: beside the device.
-    fn full_attention(
-        &mut self,
-        shape: &'static str,
-        (seq, heads, kv_heads, head_dim): (usize, usize, usize, usize),
-        hardware: f64,
-    ) -> Result<Row> {
-        let [q, k, v] = qkv((seq, heads, kv_heads, head_dim));
-        let (dims, pool) = ((heads, kv_heads, head_dim), pool()?);
-        let mut out = vec![bf16::NAN; q.len()];
-        let call = npu2::Call(compute::Call { pool: &pool, isa: isa()? });
-        call.attention(&q, &k, &v, dims, attention_scale(head_dim), false, &mut out);
-        let sample = Sample::of(seq, SAMPLED);
-        let r = reference::attention(&q, &k, &v, dims, false, &sample);
-        let d = sample.rows(&widened(&out), heads * head_dim);
-        self.row("attention, no mask", shape, &d, &r, hardware, ATTENTION, Leaning::Unknown)
+        let name = if causal { "attention" } else { "attention, no mask" };
+        self.row(name, shape, &d, &r, hardware, ATTENTION, Leaning::Unknown)
     }
 }
 

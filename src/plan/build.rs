@@ -256,7 +256,7 @@ impl<'a> Builder<'a> {
         let context = self.intermediate_or_input("attn_context", heads * head_dim);
         match self.stage {
             Stage::Prefill { seq_len } => {
-                let kernel = Kernel::Attention { seq: seq_len, heads, kv_heads, head_dim };
+                let kernel = Kernel::Attention { seq: seq_len, heads, kv_heads, head_dim, causal: true };
                 self.launch(l, "attention", kernel, vec![q, k, v, context], Some("attn_context"));
             }
             Stage::Decode => {

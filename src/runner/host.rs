@@ -63,23 +63,32 @@ impl HostKernels {
             Kernel::Gemm { out: Dtype::F32, .. } => {
                 return Err(Error::Plan { why: format!("{kernel} cannot run on the host") });
             }
-            Kernel::Gemm { k, n, .. } => {
+            Kernel::Gemm { k, n, .. } | Kernel::GemmLow { k, n, .. } => {
                 call.gemm(&inputs[0], &PackedWeight::pack(&self.pool, &inputs[1], n, k), &mut y);
             }
             Kernel::Gemv { m, k } => {
                 call.gemv(&inputs[1], &PackedWeight::pack(&self.pool, &inputs[0], m, k), &mut y);
             }
+            Kernel::GemvAdd { m, k } => {
+                call.gemv_add(&inputs[1], &PackedWeight::pack(&self.pool, &inputs[0], m, k), &inputs[2], &mut y);
+            }
+            Kernel::SwigluRms { m, k, eps } => {
+                let weight = PackedWeight::pack(&self.pool, &inputs[1], 2 * m, k);
+                call.swiglu_rms(&inputs[0], &weight, eps.value(), &mut y);
+            }
+            Kernel::LayerNorm { eps, .. } => call.layer_norm(&inputs[0], &inputs[1], eps.value(), &mut y),
             Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
                 call.rms_norm(&inputs[0], &inputs[1], eps.value(), &mut y);
             }
             Kernel::Rope { head_dim, .. } => call.rope(&inputs[0], &inputs[1], head_dim, &mut y),
-            Kernel::Attention { heads, kv_heads, head_dim, .. } => {
+            Kernel::Attention { heads, kv_heads, head_dim, causal, .. } => {
                 let scale = attention_scale(head_dim);
-                call.attention(&inputs[0], &inputs[1], &inputs[2], (heads, kv_heads, head_dim), scale, true, &mut y);
+                call.attention(&inputs[0], &inputs[1], &inputs[2], (heads, kv_heads, head_dim), scale, causal, &mut y);
             }
             Kernel::Add { .. } => call.add(&inputs[0], &inputs[1], &mut y),
             Kernel::BiasAdd { .. } => call.bias_add(&inputs[0], &inputs[1], &mut y),
             Kernel::SiluMul { .. } => call.silu_mul(&inputs[0], &inputs[1], &mut y),
+            Kernel::GeluTanh { .. } => call.gelu_tanh(&inputs[0], &mut y),
         }
         Ok(y)
     }

@@ -1,4 +1,4 @@
-//! What the sizes say of an NPU placement before any is tried: divisibility, and whether there is a kernel.
+//! What the registry and the placement rules say of a model's prefill before any of it is built for an NPU.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,9 @@ use serde::Serialize;
 
 use crate::error::Result;
 use crate::kernel::Kernel;
+use crate::kernel::placement::{self, Killer, RegistryStatus};
 use crate::model::ModelConfig;
 use crate::plan::{self, PlanOptions};
-
-/// Columns and rows of one matrix tile; the NPU's GEMM tiles are multiples of it.
-const TILE: usize = 64;
-/// What 8 columns of such tiles cover: below it some columns idle.
-const WHOLE_ARRAY: usize = 512;
-/// Head widths that attention has been built for.
-const HEAD_DIMS: [usize; 2] = [64, 128];
 
 /// One kernel and shape of the prefill, and how many launches it has.
 #[derive(Debug, Serialize)]
@@ -27,43 +21,26 @@ pub(super) struct Site {
 /// The distinct kernels of a prefill of `seq_len`, in name order.
 pub(super) fn sites(config: &ModelConfig, seq_len: usize) -> Result<Vec<Site>> {
     let plan = plan::prefill(config, seq_len, &PlanOptions::default())?;
-    let mut found: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    let mut found: BTreeMap<String, (usize, &Kernel)> = BTreeMap::new();
     for (_, launch) in plan.launches() {
-        found.entry(launch.kernel.to_string()).or_insert_with(|| (0, hint(&launch.kernel))).0 += 1;
+        found.entry(launch.kernel.to_string()).or_insert((0, &launch.kernel)).0 += 1;
     }
-    Ok(found.into_iter().map(|(kernel, (launches, hint))| Site { kernel, launches, hint }).collect())
+    let site = |(name, (launches, kernel)): (String, (usize, &Kernel))| {
+        Ok(Site { kernel: name, launches, hint: hint(kernel)? })
+    };
+    found.into_iter().map(site).collect()
 }
 
-fn hint(kernel: &Kernel) -> String {
-    match *kernel {
-        Kernel::Gemm { k, n, .. } => width(&[("k", k), ("n", n)]),
-        Kernel::Gemv { m, k } => width(&[("m", m), ("k", k)]),
-        Kernel::Attention { head_dim, .. } if !HEAD_DIMS.contains(&head_dim) => {
-            format!("no kernel for head_dim {head_dim}: --host attention")
+fn hint(kernel: &Kernel) -> Result<String> {
+    let assessment = placement::assess(kernel, None)?;
+    let tiles = |tiles: Option<i64>| tiles.map_or_else(String::new, |n| format!(", {n} tiles"));
+    Ok(match (&assessment.status, kernel) {
+        (RegistryStatus::Measured(_), _) => format!("measured{}", tiles(assessment.tiles)),
+        (RegistryStatus::Unmeasured { .. }, _) => format!("places{}, not measured", tiles(assessment.tiles)),
+        (RegistryStatus::Unplaceable { killers, .. }, kernel) => {
+            let rules: Vec<String> = killers.iter().map(Killer::line).collect();
+            let way_out = if matches!(kernel, Kernel::Attention { .. }) { " (--host attention)" } else { "" };
+            format!("does not place{way_out}: {}", rules.join("; "))
         }
-        Kernel::Attention { heads, .. } if heads % 8 != 0 => {
-            format!("{heads} heads do not fill 8 columns: --pad-gqa may help")
-        }
-        Kernel::RmsNorm { cols, .. } | Kernel::Add { cols, .. } | Kernel::SiluMul { cols, .. } => {
-            width(&[("cols", cols)])
-        }
-        _ => "no obstacle".into(),
-    }
-}
-
-fn width(sizes: &[(&str, usize)]) -> String {
-    let broken: Vec<String> = sizes
-        .iter()
-        .filter(|(_, size)| size % TILE != 0)
-        .map(|(name, size)| format!("{name} {size} is no multiple of {TILE}: needs padding"))
-        .collect();
-    if !broken.is_empty() {
-        return broken.join("; ");
-    }
-    match sizes.iter().find(|(_, size)| size % WHOLE_ARRAY != 0) {
-        Some((name, size)) => {
-            format!("places; {name} {size} is no multiple of {WHOLE_ARRAY}, so not on the whole array")
-        }
-        None => "no obstacle".into(),
-    }
+    })
 }

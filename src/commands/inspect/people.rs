@@ -87,7 +87,7 @@ fn prompts(inspection: &Inspection) -> Table {
 
 fn sites(inspection: &Inspection) -> Table {
     let title = format!("NPU placement outlook, prefill of {}", inspection.memory.seq_len);
-    let mut table = Table::new(&title, &["kernel", "launches", "from its sizes"]);
+    let mut table = Table::new(&title, &["kernel", "launches", "by the registry"]);
     for site in &inspection.sites {
         table.row([Cell::from(site.kernel.as_str()), site.launches.into(), site.hint.as_str().into()]);
     }

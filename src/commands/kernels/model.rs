@@ -46,10 +46,12 @@ pub(super) fn needs_of(name: &str, args: &KernelsArgs, tier: Option<Tier>) -> an
             assessed.push((need, assessment));
         }
     }
+    let refused = placement::refuse(assessed.iter().map(|(need, _)| &need.kernel))?;
     if args.json {
         let rows: Vec<Value> = assessed.iter().map(|(need, a)| need_json(need, a)).collect();
         return print_json(
-            &json!({"model": name, "seq_len": seq_len, "kernels": rows, "tiles": utilisation_json(&assessed)}),
+            &json!({"model": name, "seq_len": seq_len, "kernels": rows, "tiles": utilisation_json(&assessed),
+                "refused": refused}),
         );
     }
     say!("{name}: prefill of {seq_len} positions and decode\n");
@@ -95,6 +97,10 @@ pub(super) fn needs_of(name: &str, args: &KernelsArgs, tier: Option<Tier>) -> an
         count(|s| matches!(s, RegistryStatus::Unmeasured { .. })),
         count(|s| matches!(s, RegistryStatus::Unplaceable { .. }))
     );
+    match refused {
+        Some(why) => say!("an NPU refuses it: {why}"),
+        None => say!("an NPU has a config for each of them"),
+    }
     Ok(())
 }
 

@@ -73,7 +73,7 @@ pub struct GeluTanh {
     pub isa: Isa,
 }
 
-struct SiluTimes;
+pub(super) struct SiluTimes;
 struct Plus;
 struct Gelu;
 

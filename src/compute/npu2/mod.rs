@@ -4,9 +4,10 @@
 //! them; nothing here is fitted to a figure. What rounds where:
 //!
 //! - [`Gemm`]: operands in [`bfp16`] blocks along K, f32 sums, one rounding to nearest even. GEMV has no block arithmetic
-//!   on the silicon: [`compute::Gemv`](crate::compute::Gemv) is both datapaths' own.
-//! - [`Add`], [`BiasAdd`], [`SiluMul`], [`GeluTanh`], [`RmsNorm`], [`RmsNormDecode`], [`Rope`] never set the core's
-//!   rounding mode, whose default is toward minus infinity: every step that narrows to bf16 does so.
+//!   on the silicon: [`compute::Gemv`](crate::compute::Gemv) is both datapaths' own, and so is
+//!   [`compute::GemvAdd`](crate::compute::GemvAdd), which is told how often to round.
+//! - [`Add`], [`BiasAdd`], [`SiluMul`], [`GeluTanh`], [`RmsNorm`], [`RmsNormDecode`], [`LayerNorm`], [`Rope`], [`Swiglu`]
+//!   never set the core's rounding mode, whose default is toward minus infinity: every step that narrows to bf16 does so.
 //! - [`Attention`]: block products, bf16 scores, probabilities, maxima, sums and contexts, all to nearest even, in four
 //!   stages over the keys that are merged at the end.
 //! - tanh and exp2 are the [special function unit](unit)'s piecewise linear ones.
@@ -19,6 +20,7 @@ mod attention;
 mod bfp16;
 mod call;
 mod elementwise;
+mod fused;
 mod gemm;
 mod norm;
 mod rope;
@@ -30,6 +32,7 @@ pub use attention::Attention;
 pub use bfp16::{BLOCK, Blocks};
 pub use call::Call;
 pub use elementwise::{Add, BiasAdd, GeluTanh, SiluMul};
+pub use fused::{LayerNorm, Swiglu};
 pub use gemm::{Gemm, Tier};
 pub use norm::{RmsNorm, RmsNormDecode};
 pub use rope::Rope;

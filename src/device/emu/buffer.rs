@@ -6,14 +6,13 @@
 use std::alloc::{Layout as Allocation, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
+use crate::device::POISON;
+
 /// Units: bytes; also the alignment, so that the content starts on a cache line.
 const GUARD: usize = 64;
 
 /// A pattern that is neither NaN nor a plausible number.
 const GUARD_BYTE: u8 = 0xa5;
-
-/// Both bf16 0x7fff and f32 0x7fff7fff are NaN.
-const NAN_BYTES: [u8; 2] = [0xff, 0x7f];
 
 /// `len` bytes between guards.
 pub(super) struct GuardedMemory {
@@ -72,8 +71,8 @@ impl GuardedMemory {
     pub(super) fn fill_nan(&mut self) {
         let bytes = self.bytes_mut();
         let mut pairs = bytes.chunks_exact_mut(2);
-        pairs.by_ref().for_each(|pair| pair.copy_from_slice(&NAN_BYTES));
-        pairs.into_remainder().fill(NAN_BYTES[1]);
+        pairs.by_ref().for_each(|pair| pair.copy_from_slice(&POISON));
+        pairs.into_remainder().fill(POISON[1]);
     }
 
     /// Offset of the first damaged guard byte relative to the content's start, if any.

@@ -4,6 +4,7 @@
 //! wake-up of the worker pool however many launches it has, and a damaged guard fails the dispatch that damaged it.
 
 mod buffer;
+mod launch;
 #[cfg(test)]
 mod tests;
 
@@ -13,15 +14,13 @@ use std::time::Instant;
 use half::bf16;
 
 use self::buffer::GuardedMemory;
+use self::launch::scratch_bytes;
 use super::{
     Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Completed, Counters, Device, DeviceInfo, DispatchHandle, Layout,
 };
-use crate::compute::{
-    Add, Attention, BiasAdd, Dst, Gemm, Gemv, Isa, Kernel as Compute, Out, PackedWeight, Pool, RmsNorm, Rope, SiluMul,
-    Src, npu2,
-};
+use crate::compute::{Isa, Kernel as Compute, PackedWeight, Pool};
 use crate::error::{Error, Result};
-use crate::kernel::{ArgRole, Dtype, Kernel, attention_scale};
+use crate::kernel::{ArgRole, Dtype, Kernel};
 use crate::tensor;
 
 enum Storage {
@@ -48,8 +47,8 @@ pub struct EmuDevice {
     buffers: Vec<Buffer>,
     dispatches: Vec<Dispatch>,
     counters: Counters,
-    /// The left operand of a GEMM in BFP16 blocks; as long as any prepared one needs.
-    blocks: GuardedMemory,
+    /// What a launch keeps between its steps; as long as any prepared one needs.
+    scratch: GuardedMemory,
 }
 
 impl EmuDevice {
@@ -67,7 +66,7 @@ impl EmuDevice {
             buffers: vec![],
             dispatches: vec![],
             counters: Counters::default(),
-            blocks: GuardedMemory::new(0),
+            scratch: GuardedMemory::new(0),
         }
     }
 
@@ -94,127 +93,6 @@ impl EmuDevice {
             Storage::Packed(Some(weight)) => weight,
             _ => unreachable!("run checks that every weight is written"),
         }
-    }
-
-    fn src(&self, handle: BufferHandle) -> Src<bf16> {
-        let memory = self.memory(handle);
-        // SAFETY: 64-byte aligned, initialised, and alive as long as this device; kernels of a dispatch run under
-        // `&mut self`, so nobody else writes meanwhile, and `prepare` allows an output that is also an input only
-        // where the kernel does.
-        unsafe { Src::new(memory.content().cast(), self.buffers[handle.0].spec.len()) }
-    }
-
-    fn dst<T: Copy>(&self, handle: BufferHandle) -> Dst<T> {
-        let memory = self.memory(handle);
-        // SAFETY: as `src`; buffers do not overlap, and `prepare` checked the dtype.
-        unsafe { Dst::new(memory.content().cast(), self.buffers[handle.0].spec.len()) }
-    }
-
-    /// Where the product of a GEMM goes.
-    fn product(&self, out: Dtype, c: BufferHandle) -> Out {
-        match out {
-            Dtype::Bf16 => Out::Bf16(self.dst(c)),
-            Dtype::F32 => Out::F32(self.dst(c)),
-        }
-    }
-
-    /// Appends the compute kernels of one launch, over this device's memory.
-    fn kernels<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
-        match self.info.arithmetic {
-            Arithmetic::Ieee => kernels.push(self.ieee(launch)),
-            Arithmetic::Npu2 => self.npu2(launch, kernels),
-        }
-    }
-
-    fn ieee<'a>(&'a self, launch: &BoundLaunch) -> Box<dyn Compute + 'a> {
-        let (a, isa) = (&launch.args, self.isa);
-        match launch.kernel {
-            Kernel::Gemm { out, .. } => {
-                Box::new(Gemm { isa, a: self.src(a[0]), w: self.weight(a[1]), c: self.product(out, a[2]) })
-            }
-            Kernel::Gemv { .. } => {
-                Box::new(Gemv { isa, x: self.src(a[1]), w: self.weight(a[0]), y: Out::Bf16(self.dst(a[2])) })
-            }
-            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
-                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(RmsNorm { isa, x, weight, y, eps: eps.value() })
-            }
-            Kernel::Rope { head_dim, .. } => {
-                Box::new(Rope { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
-            }
-            Kernel::Attention { heads, kv_heads, head_dim, .. } => Box::new(Attention {
-                isa,
-                q: self.src(a[0]),
-                k: self.src(a[1]),
-                v: self.src(a[2]),
-                out: self.dst(a[3]),
-                heads,
-                kv_heads,
-                head_dim,
-                scale: attention_scale(head_dim),
-                causal: true,
-            }),
-            Kernel::Add { .. } => Box::new(Add { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) }),
-            Kernel::BiasAdd { .. } => {
-                Box::new(BiasAdd { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
-            }
-            Kernel::SiluMul { .. } => {
-                Box::new(SiluMul { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
-            }
-        }
-    }
-
-    fn npu2<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
-        let (a, isa) = (&launch.args, self.isa);
-        let kernel: Box<dyn Compute + 'a> = match launch.kernel {
-            Kernel::Gemm { m, k, out, .. } => {
-                // SAFETY: `prepare` made it long enough; as in `src`, the kernels of a dispatch run one after the other.
-                let (y, quantised) = unsafe {
-                    let blocks = self.blocks.content().cast::<bf16>();
-                    (Dst::new(blocks, m * k), Src::new(blocks, m * k))
-                };
-                kernels.push(Box::new(npu2::Blocks { isa, x: self.src(a[0]), y, cols: k }));
-                let (w, c, tier) = (self.weight(a[1]), self.product(out, a[2]), npu2::Tier::High);
-                Box::new(npu2::Gemm { isa, a: quantised, w, c, tier })
-            }
-            // No block arithmetic: an f32 sum and one rounding to nearest even, as on ieee.
-            Kernel::Gemv { .. } => self.ieee(launch),
-            // One row is decode's norm, a kernel of its own. (The fused decode FFN normalises in f32 again; the leaf
-            // kernel is what a plan names.)
-            Kernel::RmsNorm { rows: 1, eps, .. } => {
-                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(npu2::RmsNormDecode { isa, x, weight, y, eps: eps.value() })
-            }
-            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
-                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(npu2::RmsNorm { isa, x, weight, y, eps: eps.value() })
-            }
-            Kernel::Rope { head_dim, .. } => {
-                Box::new(npu2::Rope { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
-            }
-            Kernel::Attention { heads, kv_heads, head_dim, .. } => Box::new(npu2::Attention {
-                isa,
-                q: self.src(a[0]),
-                k: self.src(a[1]),
-                v: self.src(a[2]),
-                out: self.dst(a[3]),
-                heads,
-                kv_heads,
-                head_dim,
-                scale: attention_scale(head_dim),
-                causal: true,
-            }),
-            Kernel::Add { .. } => {
-                Box::new(npu2::Add { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) })
-            }
-            Kernel::BiasAdd { .. } => {
-                Box::new(npu2::BiasAdd { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
-            }
-            Kernel::SiluMul { .. } => {
-                Box::new(npu2::SiluMul { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
-            }
-        };
-        kernels.push(kernel);
     }
 
     /// Checks one launch against its kernel: number, dtype, size and layout of the arguments, and no forbidden aliasing.
@@ -248,8 +126,22 @@ impl EmuDevice {
             }
         }
         let (out, inputs) = launch.args.split_last().expect("every kernel has an output");
-        let elementwise =
-            matches!(launch.kernel.id(), "add" | "bias_add" | "silu_mul" | "rope" | "rms_norm" | "qk_norm");
+        let elementwise = match launch.kernel {
+            Kernel::Add { .. }
+            | Kernel::BiasAdd { .. }
+            | Kernel::SiluMul { .. }
+            | Kernel::GeluTanh { .. }
+            | Kernel::Rope { .. }
+            | Kernel::RmsNorm { .. }
+            | Kernel::QkNorm { .. }
+            | Kernel::LayerNorm { .. } => true,
+            Kernel::Gemm { .. }
+            | Kernel::GemmLow { .. }
+            | Kernel::Gemv { .. }
+            | Kernel::GemvAdd { .. }
+            | Kernel::SwigluRms { .. }
+            | Kernel::Attention { .. } => false,
+        };
         if inputs.contains(out) && !elementwise {
             return self.fail(format!("{name}: {}: writes its own input", launch.kernel));
         }
@@ -334,11 +226,9 @@ impl Device for EmuDevice {
     fn prepare(&mut self, name: &str, launches: Vec<BoundLaunch>) -> Result<DispatchHandle> {
         for launch in &launches {
             self.check_launch(name, launch)?;
-            if let (Kernel::Gemm { m, k, .. }, Arithmetic::Npu2) = (&launch.kernel, self.info.arithmetic) {
-                let needed = m * k * Dtype::Bf16.bytes();
-                if self.blocks.bytes().len() < needed {
-                    self.blocks = GuardedMemory::new(needed);
-                }
+            let needed = scratch_bytes(&launch.kernel, self.info.arithmetic);
+            if self.scratch.bytes().len() < needed {
+                self.scratch = GuardedMemory::new(needed);
             }
         }
         self.dispatches.push(Dispatch { name: name.into(), launches });

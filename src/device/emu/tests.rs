@@ -98,7 +98,7 @@ fn a_weight_never_written_is_an_error_and_not_zeros() {
 #[case::too_few(Kernel::Add { rows: 1, cols: 3 }, 2, "found 2 arguments, expected 3")]
 #[case::too_long(Kernel::Add { rows: 1, cols: 4 }, 3, "argument a")]
 #[case::not_a_weight(Kernel::Gemv { m: 3, k: 1 }, 3, "argument w")]
-#[case::own_input(Kernel::Attention { seq: 1, heads: 1, kv_heads: 1, head_dim: 3 }, 4, "writes its own input")]
+#[case::own_input(Kernel::Attention { seq: 1, heads: 1, kv_heads: 1, head_dim: 3, causal: true }, 4, "writes its own input")]
 fn arguments_that_do_not_fit_are_refused(#[case] kernel: Kernel, #[case] args: usize, #[case] message: &str) {
     let mut d = device();
     let a = rows(&mut d, "a", 1, 3, Some(&[1.0; 3]));

@@ -1,21 +1,24 @@
-//! Causal grouped-query attention, one query row at a time.
+//! Grouped-query attention, causal or not, one query row at a time.
 
 use half::bf16;
 
 use super::{Answer, BLOCK, Sample, Term, dot, each};
 
-/// `out[r, h] = softmax(scale q[r, h] K[0..=r, g]^T) V[0..=r, g]`, g = h / (heads / kv_heads).
+/// `out[r, h] = softmax(scale q[r, h] K[0..=r, g]^T) V[0..=r, g]`, g = h / (heads / kv_heads); all rows of K and V if not
+/// causal.
 ///
 /// Shapes: q `[seq, heads * head_dim]`, k and v `[seq, kv_heads * head_dim]`.
 pub(super) fn attention(
     [q, k, v]: [&[bf16]; 3],
     (heads, kv_heads, head_dim): (usize, usize, usize),
     scale: f64,
+    causal: bool,
     sample: &Sample,
 ) -> Answer {
     let widen = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<f32>>();
     let (q, k, v) = (widen(q), widen(k), widen(v));
     let narrow = kv_heads * head_dim;
+    let positions = k.len() / narrow;
     // Exponents of V are shared along the positions, masked ones too.
     let v_max: Vec<f32> = v.chunks(BLOCK * narrow).flat_map(|block| column_maxima(block, narrow)).collect();
     let mut last = None;
@@ -26,7 +29,8 @@ pub(super) fn attention(
             last = Some((row, head));
             let start = head / (heads / kv_heads) * head_dim;
             let q = &q[(row * heads + head) * head_dim..][..head_dim];
-            terms = head_row(q, &k[start..], &v[start..], &v_max[start..], (row + 1, narrow), scale);
+            let seen = if causal { row + 1 } else { positions };
+            terms = head_row(q, &k[start..], &v[start..], &v_max[start..], (seen, narrow), scale);
         }
         terms[col % head_dim]
     })
@@ -66,11 +70,18 @@ fn head_row(q: &[f32], k: &[f32], v: &[f32], v_max: &[f32], (seen, stride): (usi
             }
         }
     }
-    let finish = |(value, size, shared): (f64, f64, f64)| {
-        let (value, size, shared) = (value / total, size / total, shared / total);
-        (value, (size * (1.0 + largest)) as f32, (shared + size * largest_shared) as f32)
+    // An error d of a score moves the output by `p d (v - output)`.
+    let mut spread = vec![0.0; head_dim];
+    for (p, &weight) in weights.iter().enumerate() {
+        for ((spread, sum), &v) in spread.iter_mut().zip(&sums).zip(&v[of(v, p)]) {
+            *spread += weight * (f64::from(v) - sum.0 / total).abs();
+        }
+    }
+    let finish = |((value, size, shared), spread): ((f64, f64, f64), f64)| {
+        let magnitude = (size + spread * largest) / total;
+        (value / total, magnitude as f32, ((shared + spread * largest_shared) / total) as f32)
     };
-    sums.into_iter().map(finish).collect()
+    sums.into_iter().zip(spread).map(finish).collect()
 }
 
 /// `sqrt(sum over blocks of 8 (max|a| max|b|)^2)` of the blocks' 8 products.

@@ -27,10 +27,40 @@ fn values(kernel: &Kernel, inputs: &[&[f32]]) -> Vec<f32> {
 #[case(Kernel::SiluMul { rows: 1, cols: 2 }, vec![vec![0.0, 64.0], vec![3.0, 2.0]], &[0.0, 128.0])]
 // Equal scores: the mean of what is seen. Heads 0 and 1 of the first group, 2 and 3 of the second.
 #[case(
-    Kernel::Attention { seq: 2, heads: 4, kv_heads: 2, head_dim: 1 },
+    Kernel::Attention { seq: 2, heads: 4, kv_heads: 2, head_dim: 1, causal: true },
     vec![vec![0.0; 8], vec![1.0; 4], vec![1.0, 10.0, 3.0, 30.0]],
     &[1.0, 1.0, 10.0, 10.0, 2.0, 2.0, 20.0, 20.0]
 )]
+#[case(
+    Kernel::Attention { seq: 2, heads: 4, kv_heads: 2, head_dim: 1, causal: false },
+    vec![vec![0.0; 8], vec![1.0; 4], vec![1.0, 10.0, 3.0, 30.0]],
+    &[2.0, 2.0, 20.0, 20.0, 2.0, 2.0, 20.0, 20.0]
+)]
+#[case(Kernel::GemmLow { m: 2, k: 2, n: 1 }, vec![vec![1.0, 2.0, 3.0, 4.0], vec![5.0, -1.0]], &[3.0, 11.0])]
+#[case(
+    Kernel::GemvAdd { m: 2, k: 2 },
+    vec![vec![1.0, 2.0, 3.0, 4.0], vec![5.0, -1.0], vec![0.5, -11.0]],
+    &[3.5, 0.0]
+)]
+// h = (1, -1) * (2, 3); gates 64 and 0, ups 2 - 3 and 1.
+#[case(
+    Kernel::SwigluRms { m: 2, k: 2, eps: Epsilon::new(0.0) },
+    vec![vec![5.0, -5.0, 2.0, 3.0], vec![32.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.5, 0.0]],
+    &[-64.0, 0.0]
+)]
+// mean 3, variance 4.
+#[case(
+    Kernel::LayerNorm { rows: 1, cols: 2, eps: Epsilon::new(0.0) },
+    vec![vec![1.0, 5.0], vec![2.0, 4.0, 10.0, 20.0]],
+    &[8.0, 24.0]
+)]
+#[case(
+    Kernel::LayerNorm { rows: 1, cols: 2, eps: Epsilon::new(12.0) },
+    vec![vec![1.0, 5.0], vec![2.0, 4.0, 10.0, 20.0]],
+    &[9.0, 22.0]
+)]
+#[case(Kernel::GeluTanh { rows: 1, cols: 3 }, vec![vec![0.0, 64.0, -64.0]], &[0.0, 64.0, 0.0])]
+#[case(Kernel::GeluTanh { rows: 1, cols: 1 }, vec![vec![1.0]], &[0.841_192])]
 fn by_hand(#[case] kernel: Kernel, #[case] inputs: Vec<Vec<f32>>, #[case] expected: &[f32]) {
     assert_eq!(values(&kernel, &inputs.iter().map(Vec::as_slice).collect::<Vec<_>>()), expected, "{kernel}");
 }

@@ -356,6 +356,7 @@ pub enum RegistryStatus {
 ///
 /// Errors: as [`facts::all`]; from an expression that cannot be evaluated.
 pub fn assess(kernel: &Kernel, tier: Option<Tier>) -> Result<Assessment> {
+    let tier = registry::own_tier(kernel).or(tier);
     let facts = registry::facts_of(kernel)?;
     let shape = registry::shape_of(kernel);
     if let Some(row) = registry::best(facts, &shape, tier)? {
@@ -377,6 +378,21 @@ pub fn assess(kernel: &Kernel, tier: Option<Tier>) -> Result<Assessment> {
             Ok(Assessment { facts, shape, status, tiles: None, shortfall: None })
         }
     }
+}
+
+/// Why an NPU cannot run kernels of these shapes, if it cannot: every shape that no config fits, and the rules that say so.
+///
+/// Errors: as [`assess`].
+pub fn refuse<'a>(kernels: impl IntoIterator<Item = &'a Kernel>) -> Result<Option<String>> {
+    let mut reasons = vec![];
+    for kernel in kernels {
+        let Assessment { facts, shape, status, .. } = assess(kernel, None)?;
+        if let RegistryStatus::Unplaceable { killers, .. } = status {
+            let rules: Vec<String> = killers.iter().map(Killer::line).collect();
+            reasons.push(format!("{} at {}: {}", facts.id, facts.name_shape(&shape), rules.join("; ")));
+        }
+    }
+    Ok((!reasons.is_empty()).then(|| reasons.join("; ")))
 }
 
 /// Tiles of a config, completed where it is a partial one.

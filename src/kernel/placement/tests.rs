@@ -111,7 +111,7 @@ fn what_kills_a_shape_is_named(#[case] id: &str, #[case] shape: Point, #[case] k
 
 #[test]
 fn attention_needs_heads_of_a_known_width() {
-    let kernel = |seq, head_dim| Kernel::Attention { seq, heads: 4, kv_heads: 2, head_dim };
+    let kernel = |seq, head_dim| Kernel::Attention { seq, heads: 4, kv_heads: 2, head_dim, causal: true };
     let assessed = assess(&kernel(2048, 32), None).unwrap();
     assert!(matches!(assessed.status, RegistryStatus::Unplaceable { .. }));
     assert!(matches!(assess(&kernel(512, 64), None).unwrap().status, RegistryStatus::Unmeasured { .. }));
@@ -181,7 +181,7 @@ fn guidelines_warn_and_do_not_reject() {
 #[case(Kernel::Gemm { m: 64, k: 720, n: 960, out: Dtype::Bf16 }, Some(16), Some("no config with 32 tiles fits: m_div"))]
 #[case(Kernel::RmsNorm { rows: 1, cols: 64, eps: Epsilon::new(1e-5) }, Some(1), Some("batch 1: one row runs on one tile"))]
 #[case(Kernel::Rope { rows: 9, head_dim: 64 }, Some(3), Some("no config with 8 tiles fits: rows"))]
-#[case(Kernel::Attention { seq: 2048, heads: 32, kv_heads: 8, head_dim: 64 }, Some(32), None)]
+#[case(Kernel::Attention { seq: 2048, heads: 32, kv_heads: 8, head_dim: 64, causal: true }, Some(32), None)]
 fn tiles_and_why_there_are_not_more(#[case] kernel: Kernel, #[case] tiles: Option<i64>, #[case] why: Option<&str>) {
     let assessed = assess(&kernel, None).unwrap();
     assert_eq!((assessed.tiles, assessed.shortfall.as_deref()), (tiles, why));
@@ -210,4 +210,13 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_plan_is_refused_by_the_shapes_that_no_config_fits() {
+    let fits = Kernel::Gemv { m: 2048, k: 2048 };
+    let kernels = [fits.clone(), Kernel::Gemv { m: 151_936, k: 1024 }];
+    assert_eq!(refuse([&fits]).unwrap(), None);
+    let why = refuse(&kernels).unwrap().unwrap();
+    assert!(why.starts_with("gemv_bf16 at M=151936 K=1024: outer_repeat") && !why.contains("M=2048"), "{why}");
 }

@@ -91,6 +91,20 @@ pub(super) fn rms_norm(x: &[bf16], w: &[bf16], eps: f64) -> Vec<f32> {
     y
 }
 
+/// `(x - mean) / sqrt(var + eps) * w + b` per row, rounded to bf16; `params` is w, then b.
+pub(super) fn layer_norm(x: &[bf16], params: &[bf16], eps: f64) -> Vec<f32> {
+    let (w, b) = params.split_at(params.len() / 2);
+    let mut y = vec![];
+    for row in x.chunks(w.len()) {
+        let mean = row.iter().map(|x| x.to_f64()).sum::<f64>() / row.len() as f64;
+        let variance = row.iter().map(|x| (x.to_f64() - mean).powi(2)).sum::<f64>() / row.len() as f64;
+        let rstd = 1.0 / (variance + eps).sqrt();
+        let value = |((x, w), b): ((&bf16, &bf16), &bf16)| (x.to_f64() - mean) * rstd * w.to_f64() + b.to_f64();
+        y.extend(row.iter().zip(w).zip(b).map(|each| bf16::from_f64(value(each)).to_f32()));
+    }
+    y
+}
+
 /// cos and sin of positions 0, 1, ... at RoPE's usual frequencies, in bf16: per row cos (half), then sin (half).
 pub(super) fn rope_rows(rows: usize, head_dim: usize) -> Vec<bf16> {
     let half = head_dim / 2;

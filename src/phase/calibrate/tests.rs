@@ -17,10 +17,13 @@ fn another_arithmetic_is_found_out() {
         ieee.gemm("256x512x64", (256, 512, 64), Dtype::F32, 0.0093).unwrap(),
         ieee.rms_norm("64x512", (64, 512), 0.0042).unwrap(),
         ieee.rms_norm_decode("4x2048", (4, 2048), 0.069).unwrap(),
+        ieee.layer_norm("64x512", (64, 512), 0.0044).unwrap(),
+        ieee.gelu("65536", 1 << 16, 0.0084).unwrap(),
+        ieee.low_tier("256x512x64", (256, 512, 64), 0.01).unwrap(),
         ieee.rope("512x64", (512, 64), 0.0028).unwrap(),
         ieee.add("64x512", (64, 512), 0.0019).unwrap(),
         ieee.silu_mul("64x512", (64, 512), 0.01).unwrap(),
-        ieee.attention("256x64", (256, 2, 1, 64), 0.038).unwrap(),
+        ieee.attention("256x64", (256, 2, 1, 64), true, 0.038).unwrap(),
     ];
     assert!(rows.iter().all(|row| !row.in_goal()), "{rows:#?}");
 }

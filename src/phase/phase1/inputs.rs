@@ -70,7 +70,8 @@ pub(super) fn make(kernel: &Kernel, set: Set, gate: &Gate, name: &str) -> Inputs
     let inputs = &args[..args.len() - 1];
     inputs
         .iter()
-        .map(|arg| input(kernel, arg, set, gate.scale, &mut Random::of(&format!("{name} {set:?} {}", arg.name))))
+        .zip(&gate.scales)
+        .map(|(arg, &scale)| input(kernel, arg, set, scale, &mut Random::of(&format!("{name} {set:?} {}", arg.name))))
         .collect()
 }
 
@@ -120,11 +121,15 @@ fn angles(len: usize, head_dim: usize, random: &mut Random) -> Vec<bf16> {
 fn plant(kernel: &Kernel, arg: &Arg, x: &mut [bf16]) {
     let (rows, cols) = (arg.rows, arg.cols);
     let huge = match kernel {
-        Kernel::Gemm { .. } | Kernel::Rope { .. } | Kernel::SiluMul { .. } => 2f64.powi(60),
+        Kernel::Gemm { .. } | Kernel::GemmLow { .. } | Kernel::Rope { .. } | Kernel::SiluMul { .. } => 2f64.powi(60),
         Kernel::Add { .. } | Kernel::BiasAdd { .. } => 2f64.powi(115),
         // The squares of a row are summed in f32.
-        Kernel::RmsNorm { .. } | Kernel::QkNorm { .. } => 2f64.powi(20),
-        Kernel::Gemv { .. } => 2f64.powi(60),
+        Kernel::RmsNorm { .. } | Kernel::QkNorm { .. } | Kernel::LayerNorm { .. } => 2f64.powi(20),
+        Kernel::Gemv { .. } | Kernel::GemvAdd { .. } => 2f64.powi(60),
+        // Gate times up, and then both rows of the weight are huge.
+        Kernel::SwigluRms { .. } => 2f64.powi(40),
+        // Its cube is a step of its own.
+        Kernel::GeluTanh { .. } => 2f64.powi(40),
         Kernel::Attention { .. } => 4.0,
     };
     let mut row = |at: usize, change: &dyn Fn(bf16) -> bf16| {
@@ -133,7 +138,7 @@ fn plant(kernel: &Kernel, arg: &Arg, x: &mut [bf16]) {
     let times = |factor: f64| move |x: bf16| bf16::from_f64(x.to_f64() * factor);
     match (kernel, arg.name) {
         // eps decides a row whose mean square is eps.
-        (Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. }, "x") => {
+        (Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } | Kernel::LayerNorm { eps, .. }, "x") => {
             row(0, &times(f64::from(eps.value()).sqrt() / 4.0));
             if rows > 3 {
                 row(1, &times(0.0));
@@ -141,6 +146,8 @@ fn plant(kernel: &Kernel, arg: &Arg, x: &mut [bf16]) {
                 row(rows - 1, &times(huge));
             }
         }
+        // The one row of decode's norm. The second row is its weight.
+        (Kernel::SwigluRms { eps, .. }, "packed") => row(0, &times(f64::from(eps.value()).sqrt() / 4.0)),
         // Scores and sums over positions: extremes of a row stay in its own output for q only.
         (Kernel::Attention { .. }, "q" | "v") if rows > 3 => {
             row(1, &times(0.0));
@@ -149,8 +156,16 @@ fn plant(kernel: &Kernel, arg: &Arg, x: &mut [bf16]) {
                 row(rows - 1, &times(huge));
             }
         }
-        (Kernel::Gemm { .. } | Kernel::Rope { .. } | Kernel::Add { .. } | Kernel::BiasAdd { .. }, "a" | "x")
-        | (Kernel::Gemv { .. }, "w")
+        (
+            Kernel::Gemm { .. }
+            | Kernel::GemmLow { .. }
+            | Kernel::Rope { .. }
+            | Kernel::Add { .. }
+            | Kernel::BiasAdd { .. }
+            | Kernel::GeluTanh { .. },
+            "a" | "x",
+        )
+        | (Kernel::Gemv { .. } | Kernel::GemvAdd { .. } | Kernel::SwigluRms { .. }, "w")
         | (Kernel::SiluMul { .. }, "up")
             if rows > 3 =>
         {

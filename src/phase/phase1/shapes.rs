@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::error::Result;
-use crate::kernel::facts::{self, Point};
 use crate::kernel::{Dtype, Epsilon, Kernel};
+use crate::kernel::{facts, registry};
 use crate::phase::Outline;
 use crate::phase::needs::needs;
 use crate::plan::PlanOptions;
@@ -15,7 +15,8 @@ const PREFILL: usize = 64;
 /// Multiply-adds, and elements of all arguments, of a measured shape that is swept: phase 1 is to be run often.
 const SMALL: (u64, usize) = (48 << 20, 8 << 20);
 
-const EPS: f64 = 1e-5;
+/// Of the registry's norms, and of Qwen's.
+const EPS: [f64; 2] = [1e-5, 1e-6];
 
 /// Heads and KV heads: SmolLM2-like, Qwen2-0.5B, Qwen2-7B, and no sharing.
 const HEAD_MAPS: [(usize, usize); 4] = [(6, 2), (14, 2), (28, 4), (8, 8)];
@@ -44,7 +45,7 @@ fn measured() -> Result<Vec<Kernel>> {
     let mut kernels = vec![];
     for facts in facts::all()? {
         for row in &facts.measured {
-            kernels.extend(kernel_of(&facts.id, &row.shape).filter(is_small));
+            kernels.extend(registry::kernel_of(facts, &row.shape, row.tier).filter(is_small));
         }
     }
     Ok(kernels)
@@ -55,25 +56,32 @@ fn is_small(kernel: &Kernel) -> bool {
     kernel.flops() / 2 <= SMALL.0 && elements <= SMALL.1
 }
 
-/// The plan's kernel of a registry shape; none for a kernel that no plan launches.
-fn kernel_of(id: &str, shape: &Point) -> Option<Kernel> {
-    let at = |name: &str| shape.get(name).and_then(|&x| usize::try_from(x).ok());
-    let eps = Epsilon::new(EPS);
-    Some(match id {
-        "gemm_bf16_bf16" => Kernel::Gemm { m: at("M")?, k: at("K")?, n: at("N")?, out: Dtype::Bf16 },
-        "gemm_bf16_f32" => Kernel::Gemm { m: at("M")?, k: at("K")?, n: at("N")?, out: Dtype::F32 },
-        "gemv_bf16" => Kernel::Gemv { m: at("M")?, k: at("K")? },
-        "rms_norm" => Kernel::RmsNorm { rows: at("M")?, cols: at("N")?, eps },
-        "rope" => Kernel::Rope { rows: at("rows")?, head_dim: at("head_dim")? },
-        "add" => Kernel::Add { rows: at("N")? / 1024, cols: 1024 },
-        "silu_mul" => Kernel::SiluMul { rows: at("N")? / 1024, cols: 1024 },
-        _ => return None,
-    })
-}
-
 /// Shapes that no tile divides, and the borders of blocks.
 fn odd() -> Vec<Kernel> {
-    let eps = Epsilon::new(EPS);
+    let mut kernels = products();
+    kernels.extend(norms());
+    for head_dim in [32, 64, 128, 256] {
+        kernels.extend([1, 7, 32, 129].map(|rows| Kernel::Rope { rows, head_dim }));
+        let attention = |seq| Kernel::Attention { seq, heads: 6, kv_heads: 2, head_dim, causal: true };
+        kernels.extend([2, 17, 129].map(attention));
+    }
+    for (heads, kv_heads) in HEAD_MAPS {
+        for causal in [true, false] {
+            kernels.extend(LENGTHS.map(|seq| Kernel::Attention { seq, heads, kv_heads, head_dim: 64, causal }));
+        }
+    }
+    for cols in [16, 33, 576, 1000] {
+        for rows in [3, 17, 65] {
+            kernels.push(Kernel::Add { rows, cols });
+            kernels.push(Kernel::BiasAdd { rows, cols });
+            kernels.push(Kernel::SiluMul { rows, cols });
+            kernels.push(Kernel::GeluTanh { rows, cols });
+        }
+    }
+    kernels
+}
+
+fn products() -> Vec<Kernel> {
     let mut kernels = vec![];
     for m in [3, 17, 63, 65, 129] {
         for (k, n) in [(8, 16), (33, 65), (100, 50), (257, 31), (512, 96), (1023, 129)] {
@@ -81,29 +89,36 @@ fn odd() -> Vec<Kernel> {
         }
         for (k, n) in [(33, 65), (512, 96), (1023, 129)] {
             kernels.push(Kernel::Gemm { m, k, n, out: Dtype::F32 });
+            kernels.push(Kernel::GemmLow { m, k, n });
         }
     }
+    // Beyond what is compared as a whole.
     kernels.push(Kernel::Gemm { m: 512, k: 512, n: 512, out: Dtype::F32 });
+    kernels.push(Kernel::GemmLow { m: 512, k: 512, n: 512 });
     for m in [17, 31, 65, 257] {
         kernels.extend([8, 33, 100, 576, 1025].map(|k| Kernel::Gemv { m, k }));
     }
-    for cols in [33, 64, 100, 576, 896, 2048] {
-        kernels.extend([1, 2, 3, 17, 65].map(|rows| Kernel::RmsNorm { rows, cols, eps }));
+    for m in [17, 64, 257] {
+        // 2048 and 8192 are decode's; 512 is the piece after which a sum is rounded.
+        kernels.extend([33, 512, 513, 1025, 2048, 8192].map(|k| Kernel::GemvAdd { m, k }));
+        kernels.extend([33, 64, 576, 2048].map(|k| Kernel::SwigluRms { m, k, eps: Epsilon::new(EPS[0]) }));
     }
-    for head_dim in [32, 64, 128, 256] {
-        kernels.extend([2, 9, 64, 130].map(|rows| Kernel::QkNorm { rows, head_dim, eps }));
-        kernels.extend([1, 7, 32, 129].map(|rows| Kernel::Rope { rows, head_dim }));
-        kernels.extend([2, 17, 129].map(|seq| Kernel::Attention { seq, heads: 6, kv_heads: 2, head_dim }));
-    }
-    for (heads, kv_heads) in HEAD_MAPS {
-        kernels.extend(LENGTHS.map(|seq| Kernel::Attention { seq, heads, kv_heads, head_dim: 64 }));
-    }
-    for cols in [16, 33, 576, 1000] {
-        for rows in [3, 17, 65] {
-            kernels.push(Kernel::Add { rows, cols });
-            kernels.push(Kernel::BiasAdd { rows, cols });
-            kernels.push(Kernel::SiluMul { rows, cols });
+    kernels
+}
+
+fn norms() -> Vec<Kernel> {
+    let mut kernels = vec![];
+    for eps in EPS.map(Epsilon::new) {
+        for cols in [33, 64, 100, 576, 896, 2048] {
+            kernels.extend([1, 2, 3, 17, 65].map(|rows| Kernel::RmsNorm { rows, cols, eps }));
         }
+        for head_dim in [32, 64, 128, 256] {
+            kernels.extend([2, 9, 64, 130].map(|rows| Kernel::QkNorm { rows, head_dim, eps }));
+        }
+    }
+    let eps = Epsilon::new(EPS[0]);
+    for cols in [33, 100, 768, 1000] {
+        kernels.extend([1, 3, 17, 65].map(|rows| Kernel::LayerNorm { rows, cols, eps }));
     }
     kernels
 }

@@ -1,0 +1,235 @@
+//! One launch as compute kernels over the device's memory, in either arithmetic.
+//!
+//! May not decide what is valid: `prepare` has checked every argument before.
+
+use half::bf16;
+
+use super::EmuDevice;
+use crate::compute::{
+    Add, Attention, BiasAdd, Dst, GeluTanh, Gemm, Gemv, GemvAdd, Kernel as Compute, LayerNorm, Out, RmsNorm, Rope,
+    SiluMul, Src, Swiglu, npu2,
+};
+use crate::device::{Arithmetic, BoundLaunch, BufferHandle};
+use crate::kernel::{Dtype, Kernel, attention_scale};
+
+/// K of a tile of the first level, by which the low tier of a GEMM rounds its sum.
+const LOW_TILE_K: usize = 32;
+
+/// Columns after which decode's projection rounds its sum.
+const NARROW: usize = 512;
+
+/// Bytes of `len` bf16, up to the next cache line.
+fn row_bytes(len: usize) -> usize {
+    (len * Dtype::Bf16.bytes()).next_multiple_of(64)
+}
+
+/// What a launch keeps between its steps.
+///
+/// Units: bytes.
+pub(super) fn scratch_bytes(kernel: &Kernel, arithmetic: Arithmetic) -> usize {
+    match (kernel, arithmetic) {
+        (&(Kernel::Gemm { m, k, .. } | Kernel::GemmLow { m, k, .. }), Arithmetic::Npu2) => row_bytes(m * k),
+        (&Kernel::SwigluRms { m, k, .. }, _) => row_bytes(k) + 2 * m * Dtype::F32.bytes(),
+        _ => 0,
+    }
+}
+
+impl EmuDevice {
+    fn src(&self, handle: BufferHandle) -> Src<bf16> {
+        let memory = self.memory(handle);
+        // SAFETY: 64-byte aligned, initialised, and alive as long as this device; kernels of a dispatch run under
+        // `&mut self`, so nobody else writes meanwhile, and `prepare` allows an output that is also an input only
+        // where the kernel does.
+        unsafe { Src::new(memory.content().cast(), self.buffers[handle.0].spec.len()) }
+    }
+
+    fn dst<T: Copy>(&self, handle: BufferHandle) -> Dst<T> {
+        let memory = self.memory(handle);
+        // SAFETY: as `src`; buffers do not overlap, and `prepare` checked the dtype.
+        unsafe { Dst::new(memory.content().cast(), self.buffers[handle.0].spec.len()) }
+    }
+
+    /// Where the product of a GEMM goes.
+    fn product(&self, out: Dtype, c: BufferHandle) -> Out {
+        match out {
+            Dtype::Bf16 => Out::Bf16(self.dst(c)),
+            Dtype::F32 => Out::F32(self.dst(c)),
+        }
+    }
+
+    /// `len` elements of the scratch memory from byte `offset` on: to write, and to read afterwards.
+    fn scratch<T: Copy>(&self, offset: usize, len: usize) -> (Dst<T>, Src<T>) {
+        assert!(offset + len * size_of::<T>() <= self.scratch.bytes().len(), "prepare made the scratch long enough");
+        // SAFETY: within the memory, and aligned, for `offset` is a multiple of a cache line; as in `src`, the kernels of a
+        // dispatch run one after the other.
+        unsafe {
+            let start = self.scratch.content().add(offset).cast::<T>();
+            (Dst::new(start, len), Src::new(start, len))
+        }
+    }
+
+    /// Row `row` of a buffer of rows of `cols`.
+    fn row(&self, handle: BufferHandle, row: usize, cols: usize) -> Src<bf16> {
+        assert!((row + 1) * cols <= self.buffers[handle.0].spec.len(), "prepare checked the shape");
+        // SAFETY: as `src`, and the row lies within the buffer.
+        unsafe { Src::new(self.memory(handle).content().cast::<bf16>().add(row * cols), cols) }
+    }
+
+    /// Appends the compute kernels of one launch, over this device's memory.
+    pub(super) fn kernels<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
+        match (&launch.kernel, self.info.arithmetic) {
+            (&Kernel::SwigluRms { m, k, eps }, _) => self.swiglu_rms(launch, (m, k), eps.value(), kernels),
+            (_, Arithmetic::Ieee) => kernels.push(self.ieee(launch)),
+            (_, Arithmetic::Npu2) => self.npu2(launch, kernels),
+        }
+    }
+
+    /// RMSNorm, GEMV and SwiGLU, one after the other.
+    fn swiglu_rms<'a>(
+        &'a self,
+        launch: &BoundLaunch,
+        (m, k): (usize, usize),
+        eps: f32,
+        kernels: &mut Vec<Box<dyn Compute + 'a>>,
+    ) {
+        let (a, isa) = (&launch.args, self.isa);
+        let (x, weight, out) = (self.row(a[0], 0, k), self.row(a[0], 1, k), self.dst(a[2]));
+        let (y, normed) = self.scratch(0, k);
+        let (sums, product) = self.scratch(row_bytes(k), 2 * m);
+        kernels.push(match self.info.arithmetic {
+            Arithmetic::Ieee => Box::new(RmsNorm { isa, x, weight, y, eps }),
+            // Sums in f32, unlike decode's norm of its own.
+            Arithmetic::Npu2 => Box::new(npu2::RmsNorm { isa, x, weight, y, eps }),
+        });
+        kernels.push(Box::new(Gemv { isa, x: normed, w: self.weight(a[1]), y: Out::F32(sums) }));
+        kernels.push(match self.info.arithmetic {
+            Arithmetic::Ieee => Box::new(Swiglu { isa, sums: product, out }),
+            Arithmetic::Npu2 => Box::new(npu2::Swiglu { isa, sums: product, out }),
+        });
+    }
+
+    /// A projection with its residual; the silicon rounds its sum between pieces of K.
+    fn gemv_add<'a>(&'a self, a: &[BufferHandle], narrow: Option<usize>) -> Box<dyn Compute + 'a> {
+        let (x, r, y) = (self.src(a[1]), self.src(a[2]), self.dst(a[3]));
+        Box::new(GemvAdd { isa: self.isa, x, w: self.weight(a[0]), r, y, narrow })
+    }
+
+    fn ieee<'a>(&'a self, launch: &BoundLaunch) -> Box<dyn Compute + 'a> {
+        let (a, isa) = (&launch.args, self.isa);
+        match launch.kernel {
+            Kernel::Gemm { out, .. } => {
+                Box::new(Gemm { isa, a: self.src(a[0]), w: self.weight(a[1]), c: self.product(out, a[2]) })
+            }
+            // The low tier is the silicon's accumulator, which this datapath has not.
+            Kernel::GemmLow { .. } => {
+                Box::new(Gemm { isa, a: self.src(a[0]), w: self.weight(a[1]), c: Out::Bf16(self.dst(a[2])) })
+            }
+            Kernel::Gemv { .. } => {
+                Box::new(Gemv { isa, x: self.src(a[1]), w: self.weight(a[0]), y: Out::Bf16(self.dst(a[2])) })
+            }
+            Kernel::GemvAdd { .. } => self.gemv_add(a, None),
+            Kernel::SwigluRms { .. } => unreachable!("kernels() takes the launches of several steps"),
+            Kernel::LayerNorm { eps, .. } => {
+                let (x, params, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(LayerNorm { isa, x, params, y, eps: eps.value() })
+            }
+            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
+                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(RmsNorm { isa, x, weight, y, eps: eps.value() })
+            }
+            Kernel::Rope { head_dim, .. } => {
+                Box::new(Rope { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
+            }
+            Kernel::Attention { heads, kv_heads, head_dim, causal, .. } => Box::new(Attention {
+                isa,
+                q: self.src(a[0]),
+                k: self.src(a[1]),
+                v: self.src(a[2]),
+                out: self.dst(a[3]),
+                heads,
+                kv_heads,
+                head_dim,
+                scale: attention_scale(head_dim),
+                causal,
+            }),
+            Kernel::Add { .. } => Box::new(Add { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) }),
+            Kernel::BiasAdd { .. } => {
+                Box::new(BiasAdd { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
+            }
+            Kernel::SiluMul { .. } => {
+                Box::new(SiluMul { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
+            }
+            Kernel::GeluTanh { .. } => Box::new(GeluTanh { isa, x: self.src(a[0]), y: self.dst(a[1]) }),
+        }
+    }
+
+    /// The left operand in BFP16 blocks, and the product of those.
+    fn blocks<'a>(
+        &'a self,
+        a: &[BufferHandle],
+        (m, k): (usize, usize),
+        c: Out,
+        tier: npu2::Tier,
+        kernels: &mut Vec<Box<dyn Compute + 'a>>,
+    ) -> Box<dyn Compute + 'a> {
+        let (y, quantised) = self.scratch(0, m * k);
+        kernels.push(Box::new(npu2::Blocks { isa: self.isa, x: self.src(a[0]), y, cols: k }));
+        Box::new(npu2::Gemm { isa: self.isa, a: quantised, w: self.weight(a[1]), c, tier })
+    }
+
+    fn npu2<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
+        let (a, isa) = (&launch.args, self.isa);
+        let kernel: Box<dyn Compute + 'a> = match launch.kernel {
+            Kernel::Gemm { m, k, out, .. } => {
+                self.blocks(a, (m, k), self.product(out, a[2]), npu2::Tier::High, kernels)
+            }
+            Kernel::GemmLow { m, k, .. } => {
+                self.blocks(a, (m, k), Out::Bf16(self.dst(a[2])), npu2::Tier::Low { tile_k: LOW_TILE_K }, kernels)
+            }
+            // No block arithmetic: an f32 sum and one rounding to nearest even, as on ieee.
+            Kernel::Gemv { .. } => self.ieee(launch),
+            Kernel::GemvAdd { .. } => self.gemv_add(a, Some(NARROW)),
+            Kernel::SwigluRms { .. } => unreachable!("kernels() takes the launches of several steps"),
+            Kernel::LayerNorm { eps, .. } => {
+                let (x, params, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(npu2::LayerNorm { isa, x, params, y, eps: eps.value() })
+            }
+            // One row is decode's norm, a kernel of its own. (The fused decode FFN normalises in f32 again; the leaf
+            // kernel is what a plan names.)
+            Kernel::RmsNorm { rows: 1, eps, .. } => {
+                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(npu2::RmsNormDecode { isa, x, weight, y, eps: eps.value() })
+            }
+            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
+                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(npu2::RmsNorm { isa, x, weight, y, eps: eps.value() })
+            }
+            Kernel::Rope { head_dim, .. } => {
+                Box::new(npu2::Rope { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
+            }
+            Kernel::Attention { heads, kv_heads, head_dim, causal, .. } => Box::new(npu2::Attention {
+                isa,
+                q: self.src(a[0]),
+                k: self.src(a[1]),
+                v: self.src(a[2]),
+                out: self.dst(a[3]),
+                heads,
+                kv_heads,
+                head_dim,
+                scale: attention_scale(head_dim),
+                causal,
+            }),
+            Kernel::Add { .. } => {
+                Box::new(npu2::Add { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) })
+            }
+            Kernel::BiasAdd { .. } => {
+                Box::new(npu2::BiasAdd { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
+            }
+            Kernel::SiluMul { .. } => {
+                Box::new(npu2::SiluMul { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
+            }
+            Kernel::GeluTanh { .. } => Box::new(npu2::GeluTanh { isa, x: self.src(a[0]), y: self.dst(a[1]) }),
+        };
+        kernels.push(kernel);
+    }
+}
