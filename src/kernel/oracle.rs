@@ -16,11 +16,17 @@ use crate::kernel::{Kernel, attention_scale};
 /// Values that share one exponent along K in the NPU2's block floating point.
 const BLOCK: usize = 8;
 
-/// K of one tile: how often the low tier rounds its sum.
+/// K after which the low tier rounds its sum.
 const LOW_TILE_K: usize = 32;
 
-/// Standard deviation of one rounding of a sum, `2^-7 / sqrt(12)` of it, over that of [`Answer::shared`].
-const SUM_OVER_SHARED: f64 = 0.002_255 / SHARED_DEVIATION;
+/// K after which decode's projection rounds its sum.
+const DECODE_K: usize = 512;
+
+/// Standard deviation of one rounding to bf16, `2^-7 / sqrt(12)` of what is rounded, over that of [`Answer::shared`].
+const ROUNDING_OVER_SHARED: f64 = 0.002_255 / SHARED_DEVIATION;
+
+/// Largest error of the NPU2's tanh, halved by SiLU, over four standard deviations of [`Answer::shared`].
+const TABLE_OVER_SHARED: f64 = 0.0388 / 2.0 / (4.0 * SHARED_DEVIATION);
 
 /// The outputs that are computed: every chosen row at every chosen column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +68,8 @@ pub struct Answer {
     /// the output by its share of what sets the value apart.
     pub magnitude: Array2<f32>,
     /// What an error of shared exponents is proportional to. GEMM: `sqrt(sum over blocks of 8 along K of
-    /// 8 (max|a| max|b|)^2)`. Attention: `sum p max|v| + max p |v|` over blocks of 8 positions, and
+    /// 8 (max|a| max|b|)^2)`; where a sum is rounded on the way, its partial sums count by what that costs. SwiGLU of a
+    /// product: `|gate up|`, by what the table of tanh costs. Attention: `sum p max|v| + max p |v|` over blocks of 8 positions, and
     /// `sum p |v - output|` times the largest score's as in a GEMM. Else 0.
     pub shared: Array2<f32>,
 }
@@ -90,10 +97,15 @@ pub fn answer(kernel: &Kernel, inputs: &[&[bf16]], sample: &Sample) -> Result<An
         return Err(Error::comparison(what, format!("inputs of {found:?}"), format!("{expected:?}")));
     }
     Ok(match *kernel {
-        Kernel::Gemm { k, .. } => product(inputs[0], inputs[1], k, sample, true),
-        Kernel::GemmLow { k, .. } => low_tier(product(inputs[0], inputs[1], k, sample, true), k),
-        Kernel::Gemv { k, .. } => product(inputs[1], inputs[0], k, sample, false),
-        Kernel::GemvAdd { k, .. } => plus(product(inputs[1], inputs[0], k, sample, false), inputs[2], sample),
+        Kernel::Gemm { k, .. } => product(inputs[0], inputs[1], k, sample, Sum { blocks: true, narrow: None }),
+        Kernel::GemmLow { k, .. } => {
+            product(inputs[0], inputs[1], k, sample, Sum { blocks: true, narrow: Some(LOW_TILE_K) })
+        }
+        Kernel::Gemv { k, .. } => product(inputs[1], inputs[0], k, sample, Sum { blocks: false, narrow: None }),
+        Kernel::GemvAdd { k, .. } => {
+            let sum = Sum { blocks: false, narrow: Some(DECODE_K) };
+            plus(product(inputs[1], inputs[0], k, sample, sum), inputs[2], sample)
+        }
         Kernel::SwigluRms { k, eps, .. } => swiglu_rms(inputs[0], inputs[1], k, f64::from(eps.value()), sample),
         Kernel::RmsNorm { cols, eps, .. } | Kernel::QkNorm { head_dim: cols, eps, .. } => {
             norm::rms_norm(inputs[0], inputs[1], cols, f64::from(eps.value()), sample)
@@ -142,24 +154,46 @@ fn each(sample: &Sample, mut term: impl FnMut(usize, usize) -> Term) -> Answer {
     answer
 }
 
+/// How a device may sum a product, which says what that costs.
+#[derive(Clone, Copy)]
+struct Sum {
+    /// Operands in blocks that share an exponent.
+    blocks: bool,
+    /// The sum is rounded to bf16 after each of these.
+    narrow: Option<usize>,
+}
+
 /// `C[r, c] = sum_k A[r, k] W[c, k]`.
 ///
 /// Shapes: `a [rows, k]`, `w [cols, k]`.
-fn product(a: &[bf16], w: &[bf16], k: usize, sample: &Sample, blocks: bool) -> Answer {
+fn product(a: &[bf16], w: &[bf16], k: usize, sample: &Sample, sum: Sum) -> Answer {
     let widen = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<f32>>();
     let (a, w) = (widen(a), widen(w));
     let maxima = |x: &[f32]| -> Vec<f32> {
         let row_maxima = |row| <[f32]>::chunks(row, BLOCK).map(|b| b.iter().fold(0.0, |max: f32, x| max.max(x.abs())));
-        if blocks { x.chunks(k).flat_map(row_maxima).collect() } else { vec![] }
+        if sum.blocks { x.chunks(k).flat_map(row_maxima).collect() } else { vec![] }
     };
     let (a_max, w_max) = (maxima(&a), maxima(&w));
-    let per_row = if blocks { k.div_ceil(BLOCK) } else { 0 };
+    let per_row = if sum.blocks { k.div_ceil(BLOCK) } else { 0 };
     each(sample, |row, col| {
-        let (value, magnitude) = dot(&a[row * k..][..k], &w[col * k..][..k]);
+        let (value, magnitude, rounded) = narrow_dot(&a[row * k..][..k], &w[col * k..][..k], sum.narrow.unwrap_or(k));
         let (a, w) = (&a_max[row * per_row..][..per_row], &w_max[col * per_row..][..per_row]);
         let squares: f64 = a.iter().zip(w).map(|(a, w)| (f64::from(*a) * f64::from(*w)).powi(2)).sum();
-        (value, magnitude, (BLOCK as f64 * squares).sqrt() as f32)
+        let rounded = if sum.narrow.is_some() { ROUNDING_OVER_SHARED.powi(2) * rounded } else { 0.0 };
+        (value, magnitude, (BLOCK as f64 * squares + rounded).sqrt() as f32)
     })
+}
+
+/// [`dot`], and the sum of the squares of the partial sums after every `step`.
+fn narrow_dot(a: &[f32], b: &[f32], step: usize) -> (f64, f32, f64) {
+    let (mut sum, mut size, mut squares) = (0.0, 0.0, 0.0);
+    for (a, b) in a.chunks(step).zip(b.chunks(step)) {
+        let part = dot(a, b);
+        sum += part.0;
+        size += part.1;
+        squares += sum * sum;
+    }
+    (sum, size, squares)
 }
 
 /// `sum a b` in f64 and `sum |a b|`, in eight partial sums.
@@ -177,15 +211,6 @@ fn dot(a: &[f32], b: &[f32]) -> (f64, f32) {
         sizes[0] += (a * b).abs();
     }
     (sums.iter().sum(), sizes.iter().sum())
-}
-
-/// What the low tier's sum costs beside: it is rounded to bf16 once per [`LOW_TILE_K`] of K, each time by an even spread of
-/// at most half a unit of 2^-7 of a sum that is never larger than the magnitude. In units of [`Answer::shared`], the steps of
-/// whose blocks are 2^-6 of their largest; both errors are added as their standard deviations.
-fn low_tier(mut answer: Answer, k: usize) -> Answer {
-    let steps = (k.div_ceil(LOW_TILE_K) as f64).sqrt() * SUM_OVER_SHARED;
-    answer.shared.zip_mut_with(&answer.magnitude, |shared, m| *shared += (steps * f64::from(*m)) as f32);
-    answer
 }
 
 /// `answer + r`.
@@ -214,7 +239,7 @@ fn swiglu_rms(packed: &[bf16], weight: &[bf16], k: usize, eps: f64, sample: &Sam
         let [(gate, gate_size), (up, up_size)] = [2 * col, 2 * col + 1].map(|r| dot(&normed, &widened[r * k..][..k]));
         let y = silu(gate) * up;
         let size = 1.1 * f64::from(gate_size) * up.abs() + silu(gate).abs() * f64::from(up_size);
-        (y, size as f32, 0.0)
+        (y, size as f32, (TABLE_OVER_SHARED * (gate * up).abs()) as f32)
     })
 }
 
