@@ -128,10 +128,29 @@ fn an_empty_prompt_file_fails_phase_0() {
 #[case::no_tokens(&["run", "tiny_llama", "--n-tokens", "0"], 64, "n-tokens")]
 #[case::too_many_tokens(&["run", "tiny_llama", "--n-tokens", "5000"], 64, "max_position_embeddings 2048")]
 #[case::no_prompts(&["verify", "tiny_llama", "--max-prompts", "0"], 64, "prompts")]
+#[case::beside_nothing(&["verify", "tiny_llama", "--beside", "gpu"], 64, "unknown device \"gpu\"")]
 #[case::empty_prompt(&["run", "tiny_mistral", "--prompt", ""], 64, "prompt")]
 #[case::not_a_checkpoint(&["inspect", "src"], 1, "config.json")]
 fn wrong_arguments_are_one_clear_line(#[case] args: &[&str], #[case] code: i32, #[case] message: &str) {
     refuses(phasegate().args(args), code, message);
+}
+
+#[rstest]
+#[case(&["--datapath", "npu2"], "emu_npu2 beside emu")]
+#[case(&["--beside", "emu_npu2"], "emu beside emu_npu2")]
+fn two_arithmetics_stand_beside_each_other(#[case] options: &[&str], #[case] title: &str) {
+    let arguments = ["verify", "tiny_llama", "--max-prompts", "2", "--json"];
+    let output = phasegate().args(arguments).args(options).assert().code(0).get_output().stdout.clone();
+    let report: serde_json::Value = serde_json::from_slice(&output).unwrap();
+    let table = report["tables"].as_array().unwrap().iter().find(|table| table["title"] == title).unwrap();
+    let rows = table["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        let [npu2, ieee] = if title.starts_with("emu_npu2") { [5, 6] } else { [6, 5] };
+        assert_eq!((&row[1], &row[2]), (&"PASS".into(), &"PASS".into()));
+        // The silicon's arithmetic is further from HF f32 than the ieee datapath.
+        assert!(row[npu2].as_f64().unwrap() > row[ieee].as_f64().unwrap(), "{row}");
+    }
 }
 
 #[rstest]

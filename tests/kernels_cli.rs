@@ -63,7 +63,9 @@ fn an_unmeasured_shape_gets_neighbours_and_configs() {
     let found = json(&["gemm_bf16_bf16", "--shape", "M=128,K=576,N=1536"]);
     assert_eq!((&found["measured"], found["nearest"].as_array().unwrap().len()), (&Value::Null, 5));
     assert!(found["placement"]["fits"][0]["tiles"].as_i64().unwrap() > 0);
-    kernels(&["gemm_bf16_bf16", "--shape", "M=128,K=576,N=1536"]).assert().success().stdout(contains("never measured"));
+    let shown = kernels(&["gemm_bf16_bf16", "--shape", "M=128,K=576,N=1536"]).assert().success();
+    let command = "cargo test --test phase1 -- gemm_bf16::m0128_k0576_n1536`";
+    shown.stdout(contains("never measured; nearest measured: M=64 K=720 N=1600;").and(contains(command)));
 }
 
 #[test]

@@ -44,15 +44,16 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let most = args.max_prompts.filter(|_| !full && !args.report.record).unwrap_or(usize::MAX);
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
     let bench = Bench::new(subject.clone(), &args.model.label(), &prompts, args.model.plan())?;
+    let other =
+        args.beside().map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan())).transpose()?;
     let findings = compare(&bench, &prompts, "verify")?;
     let kl = phase3::kl(&bench, &prompts)?;
     let mut report = report(if full { "verify-full" } else { "verify" }, &bench, &findings, &kl, started)?;
-    if let Some(label) = args.beside() {
-        let other = Bench::new(subject.clone(), &label, &prompts, args.model.plan())?;
-        let others = compare(&other, &prompts, "beside")?;
-        report.tables.push(beside((bench.device(), &findings), (&label, &others)));
-        for (name, value) in phase3::kl(&other, &prompts)?.numbers.iter().filter(|(name, _)| !name.contains("floor")) {
-            report.fact(&format!("{name}_{label}"), *value);
+    if let Some(other) = &other {
+        let others = compare(other, &prompts, "beside")?;
+        report.tables.push(beside((bench.device(), &findings), (other.device(), &others)));
+        for (name, value) in phase3::kl(other, &prompts)?.numbers.iter().filter(|(name, _)| !name.contains("floor")) {
+            report.fact(&format!("{name}_{}", other.device()), *value);
         }
     }
     for (option, value) in args.model.plan().facts() {

@@ -166,3 +166,6 @@ impl<F: Function> Lanewise for PairShare<'_, F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
