@@ -411,7 +411,7 @@ mod tests {
 
     /// The plan's arguments are the registry's, one for one, scratch left out.
     #[rstest]
-    #[case(gemm(1, 2, 3), &[0.5f64.sqrt(); 2])]
+    #[case(gemm(1, 2, 3), &[1.0 / 2f64.sqrt(); 2])]
     #[case(Kernel::GemvAdd { m: 2, k: 3 }, &[0.02, 1.0, 1.0])]
     #[case(Kernel::SwigluRms { m: 2, k: 3, eps: Epsilon::new(1e-5) }, &[1.0, 0.02])]
     #[case(Kernel::LayerNorm { rows: 2, cols: 3, eps: Epsilon::new(1e-5) }, &[1.0, 1.0])]

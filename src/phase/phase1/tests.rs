@@ -79,7 +79,9 @@ fn failures(kernel: &Kernel, implementation: Implementation) -> Vec<String> {
 /// Of every kernel, at every small shape: the right answer passes, and every broken implementation does not.
 #[test]
 fn broken_is_red_and_right_is_green() {
-    let small: Vec<Kernel> = kernels().into_iter().filter(|k| k.flops() / 2 <= SMALL).collect();
+    // Attention beyond a KV block is never small.
+    let long = |kernel: &Kernel| matches!(kernel, Kernel::Attention { seq: 129, heads: 6, head_dim: 64, .. });
+    let small: Vec<Kernel> = kernels().into_iter().filter(|k| k.flops() / 2 <= SMALL || long(k)).collect();
     let mut tried: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut wrong = vec![];
     for kernel in &small {
