@@ -57,7 +57,7 @@ pub(super) fn copies_input(launch: &mut Launch<'_>) -> Result<Completed> {
 type Sees = dyn Fn(usize, usize, usize) -> bool;
 
 fn attention(launch: &mut Launch<'_>, sees: &Sees) -> Result<Completed> {
-    let Kernel::Attention { seq, heads, kv_heads, head_dim } = *launch.kernel() else {
+    let Kernel::Attention { seq, heads, kv_heads, head_dim, causal: true } = *launch.kernel() else {
         return Err(other_kernel(launch));
     };
     let mut widen = |index| Ok(launch.input(index)?.iter().map(|x| x.to_f32()).collect::<Vec<f32>>());

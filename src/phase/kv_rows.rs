@@ -62,8 +62,7 @@ pub fn rows(bench: &Bench, prompt: &str) -> Result<Vec<Rows>> {
                     continue;
                 }
                 let cut = s![range, ..];
-                let three =
-                    Three { device: device.slice(cut), bf16: bf16.slice(cut), f32: f32.slice(cut) };
+                let three = Three { device: device.slice(cut), bf16: bf16.slice(cut), f32: f32.slice(cut) };
                 let heads = three.heads_over_own(bench.subject().config.head_dim)?;
                 let row = |(head, over_own)| Rows { layer, part, head, decode, over_own };
                 found.extend(heads.into_iter().enumerate().map(row));

@@ -118,7 +118,7 @@ fn phase1_of(fault: &Arc<Fault>, subject: &Subject, device: &str) -> Result<(Sig
         }
     }
     if let Some(&Kernel::Attention { heads, kv_heads, head_dim, .. }) = wanted.first() {
-        wanted.push(Kernel::Attention { seq: 257, heads, kv_heads, head_dim });
+        wanted.push(Kernel::Attention { seq: 257, heads, kv_heads, head_dim, causal: true });
     }
     let mut failed = None;
     let mut verdicts = vec![];
