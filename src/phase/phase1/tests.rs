@@ -103,6 +103,22 @@ fn broken_is_red_and_right_is_green() {
     assert!(tried["gemm_bf16"].contains("bf16 accumulation") && tried["attention"].contains("dropped last KV block"));
 }
 
+/// The command that an unmeasured shape's error names measures it.
+#[test]
+fn a_shape_that_is_no_case_is_one_on_demand() {
+    let kernel = Kernel::Gemm { m: 6, k: 40, n: 24, out: Dtype::Bf16 };
+    assert!(!kernels().contains(&kernel));
+    let error = registry::lookup(&kernel, None).unwrap_err().to_string();
+    let name = error.split("--test phase1 -- ").nth(1).unwrap().split('`').next().unwrap();
+    let case = on_demand(name).unwrap();
+    assert_eq!((case.name.as_str(), case.baseline), (kernel.to_string().as_str(), false));
+    let crate::phase::Run::OnDevice(run) = &case.run else { panic!("{name} has no device") };
+    let found = run("emu").unwrap();
+    assert!(found.verdict.is_pass() && found.numbers.is_empty(), "{}", found.verdict);
+    assert!(found.verdict.warnings()[0].starts_with("measured: mean_rel_l1 "), "{:?}", found.verdict.warnings());
+    assert!(on_demand("gemm").is_none());
+}
+
 /// How a device misbehaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
