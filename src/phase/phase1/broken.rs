@@ -189,10 +189,10 @@ fn other_mask(kernel: &Kernel, inputs: &Inputs) -> Array2<f32> {
     right(&Kernel::Attention { seq, heads, kv_heads, head_dim, causal: !causal }, inputs)
 }
 
-/// The values of the last positions are lost.
+/// The values of the last block of positions are lost.
 fn dropped_last_kv(kernel: &Kernel, inputs: &Inputs) -> Array2<f32> {
     let Kernel::Attention { seq, kv_heads, head_dim, .. } = *kernel else { panic!("{kernel}") };
-    let kept = (seq - 1) / KV_BLOCK * KV_BLOCK;
+    let kept = seq - KV_BLOCK;
     with(kernel, inputs, 2, |v| v[kept * kv_heads * head_dim..].fill(bf16::ZERO))
 }
 
