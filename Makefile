@@ -16,6 +16,7 @@ DEVICE ?=
 PYTHON ?= python3
 CARGO ?= cargo
 
+# How the binary is called; `make verify PHASEGATE=path/to/phasegate` builds nothing.
 PHASEGATE = $(CARGO) run --release --quiet --
 DEVICE_OPTION = $(if $(DEVICE),--device $(DEVICE))
 VARIANT_OPTION = $(if $(VARIANT),--variant $(VARIANT))
@@ -50,7 +51,7 @@ verify-full: ## the same for the whole prompt set
 diagnosis: ## compare one prompt with HF, layer by layer
 	@$(PHASEGATE) diagnosis $(MODEL) $(COMMON)
 
-profile: ## time prefill and decode
+profile: ## time setup, prefill and decode, down to every call site
 	@$(PHASEGATE) profile $(MODEL) $(COMMON) --n-tokens $(or $(N_TOKENS),20)
 
 inspect: ## show config and tensors

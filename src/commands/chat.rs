@@ -34,8 +34,9 @@ pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
         conversation.push(Message::user(text));
         let (_, ids) = subject.chat_ids(&conversation)?;
         check_room(&subject, ids.len(), args.n_tokens)?;
-        let reply = generate(&subject, &mut runner, &ids, args.n_tokens, true)?;
-        conversation.push(Message::assistant(subject.tokenizer()?.decode(&reply, true)?));
+        let reply = generate(&subject, &mut runner, &ids, args.n_tokens, true, &mut std::io::stdout().lock())?;
+        say!("{}", reply.line(&subject));
+        conversation.push(Message::assistant(subject.tokenizer()?.decode(&reply.tokens, true)?));
         Ok(())
     };
     if let Some(text) = args.prompt {

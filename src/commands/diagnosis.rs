@@ -119,6 +119,7 @@ fn record(args: &DiagnosisArgs, subject: &Subject, bench: &Bench) -> anyhow::Res
             format!("path: {}", phase2::composition(subject)?),
             format!("capture: {}", subject.capture()?.provenance().line()),
         ],
+        tables: vec![],
         findings,
     };
     let path = document.write(&settings::root())?;

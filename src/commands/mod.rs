@@ -14,6 +14,8 @@ mod diagnosis;
 mod fetch;
 mod inspect;
 mod kernels;
+mod optimise;
+mod profile;
 mod progress_bar;
 mod run;
 mod verify;
@@ -24,6 +26,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::check::Outcome;
+use crate::device::Counters;
 use crate::error::{Error, Result};
 use crate::model::PromptSet;
 use crate::plan::{BiasLowering, PlanOptions};
@@ -52,6 +55,10 @@ enum Command {
     VerifyFull(verify::VerifyArgs),
     /// Compare every layer's output of one prompt with HF
     Diagnosis(diagnosis::DiagnosisArgs),
+    /// Optimise prefill (phase 4) or decode (phase 5) step by step, each step gated, timed, kept or reverted
+    Optimise(optimise::OptimiseArgs),
+    /// Time setup, prefill and decode, down to every call site, against what this machine can do
+    Profile(profile::ProfileArgs),
     /// Show a checkpoint's config, tensors, tokenizer and plan
     Inspect(inspect::InspectArgs),
     /// Show the leaf kernels' facts, what a model needs of them, and check the placement rules
@@ -153,6 +160,23 @@ impl ReportArgs {
     }
 }
 
+/// What the device did for `prefills` and `decode_steps`, as facts; `run`, `verify` and `profile` report the same ones.
+fn device_facts(report: &mut Report, counters: Counters, prefills: usize, decode_steps: usize) {
+    report.fact("prefills", prefills);
+    report.fact("decode_steps", decode_steps);
+    let Counters { dispatches, launches, bytes_written, bytes_read, buffers_created, static_uploads } = counters;
+    for (name, count) in [
+        ("dispatches", dispatches),
+        ("launches", launches),
+        ("bytes_written", bytes_written),
+        ("bytes_read", bytes_read),
+        ("buffers_created", buffers_created),
+        ("static_uploads", static_uploads),
+    ] {
+        report.fact(name, count);
+    }
+}
+
 /// Which prompts.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Prompts {
@@ -203,6 +227,8 @@ pub fn main() -> ExitCode {
         Command::Verify(args) => verify::run(args, false),
         Command::VerifyFull(args) => verify::run(args, true),
         Command::Diagnosis(args) => diagnosis::run(args),
+        Command::Optimise(args) => optimise::run(args),
+        Command::Profile(args) => profile::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Fetch(args) => fetch::run(args),

@@ -7,10 +7,12 @@ use std::time::Instant;
 use clap::Args;
 
 use super::ModelArgs;
+use crate::check::{Extent, Verdict};
 use crate::error::Error;
 use crate::model::chat_template::Message;
 use crate::phase::Subject;
-use crate::runner::{NpuRunner, RunnerOptions, argmax, free_run};
+use crate::report::Report;
+use crate::runner::{NpuRunner, Record, Runner, RunnerOptions, argmax, free_run};
 
 #[derive(Args)]
 pub(super) struct RunArgs {
@@ -28,6 +30,9 @@ pub(super) struct RunArgs {
     /// Do not stop at an end-of-sequence token
     #[arg(long)]
     ignore_eos: bool,
+    /// Print the text and the figures as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
@@ -39,11 +44,63 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
         return Err(Error::Usage { what, found: "0".into(), expected }.into());
     }
     let mut runner = setup(&subject, &args.model, ids.len(), args.n_tokens)?;
-    if !args.chat {
-        write!(std::io::stdout(), "{text}")?;
+    if args.json {
+        let mut shown = vec![];
+        let generated = generate(&subject, &mut runner, &ids, args.n_tokens, !args.ignore_eos, &mut shown)?;
+        let report = report(&subject, &runner, &generated, String::from_utf8_lossy(&shown).trim_end());
+        say!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(ExitCode::from(report.verdict.exit_code()));
     }
-    generate(&subject, &mut runner, &ids, args.n_tokens, !args.ignore_eos)?;
+    let mut out = std::io::stdout().lock();
+    if !args.chat {
+        write!(out, "{text}")?;
+    }
+    let generated = generate(&subject, &mut runner, &ids, args.n_tokens, !args.ignore_eos, &mut out)?;
+    writeln!(out, "{}", generated.line(&subject))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn report(subject: &Subject, runner: &NpuRunner, generated: &Generated, text: &str) -> Report {
+    let Generated { tokens, record, ttft_ms } = generated;
+    let extent = Extent::new().require("tokens", 1).compare("tokens", tokens.len() as u64);
+    let device = (runner.info().label.clone(), runner.info().description.clone());
+    let mut report = Report::new("run", &subject.name, device, Verdict::judge(vec![], extent));
+    report.fact("text", text);
+    report.fact("prompt_tokens", record.prompt_ids.len());
+    report.fact("tokens", tokens.len());
+    report.fact("ttft_ms", *ttft_ms);
+    report.fact("tok_s", generated.tok_s());
+    super::device_facts(&mut report, record.counters, 1, record.fed.len());
+    report
+}
+
+/// What a generation left behind.
+pub(super) struct Generated {
+    /// The new ids, without the one that ended it.
+    pub(super) tokens: Vec<u32>,
+    record: Record,
+    ttft_ms: f64,
+}
+
+impl Generated {
+    /// Decoded tokens per second; 0 when nothing was decoded.
+    fn tok_s(&self) -> f64 {
+        let seconds = self.record.timing.decode_us.iter().sum::<u64>() as f64 / 1e6;
+        if seconds > 0.0 { self.record.timing.decode_us.len() as f64 / seconds } else { 0.0 }
+    }
+
+    /// The figures for people, on a line of their own.
+    pub(super) fn line(&self, subject: &Subject) -> String {
+        format!(
+            "\n[{}: {} prompt tokens, {} generated | TTFT {:.1} ms | {:.1} TPS | {}]",
+            subject.name,
+            self.record.prompt_ids.len(),
+            self.tokens.len(),
+            self.ttft_ms,
+            self.tok_s(),
+            self.record.device,
+        )
+    }
 }
 
 /// A runner for one conversation of `prompt` tokens and up to `n_tokens` more.
@@ -71,17 +128,19 @@ pub(super) fn check_room(subject: &Subject, prompt: usize, n_tokens: usize) -> R
     })
 }
 
-/// Streams a greedy continuation to stdout, the figures to stderr's neighbour line below it; gives the new ids.
+/// Streams a greedy continuation to `out`.
+///
+/// Errors: those of the run and of `out`; a NaN in the last logits.
 pub(super) fn generate(
     subject: &Subject,
     runner: &mut NpuRunner,
     ids: &[u32],
     n_tokens: usize,
     stop_at_eos: bool,
-) -> anyhow::Result<Vec<u32>> {
+    out: &mut dyn Write,
+) -> anyhow::Result<Generated> {
     let stop_ids = subject.stop_ids()?;
     let mut stream = subject.tokenizer()?.stream();
-    let mut out = std::io::stdout().lock();
     let mut tokens = vec![];
     let mut first = None;
     let mut failed = None;
@@ -106,17 +165,5 @@ pub(super) fn generate(
     if record.logits.outer_iter().next_back().is_some_and(|row| argmax(&row.to_vec(), &[]).is_none()) {
         anyhow::bail!("the logits hold a NaN after {} tokens; nothing after that is text", tokens.len());
     }
-    let ttft = first.unwrap_or_default();
-    let decode = record.timing.decode_us.iter().sum::<u64>() as f64 / 1e6;
-    let tps = if decode > 0.0 { record.timing.decode_us.len() as f64 / decode } else { 0.0 };
-    writeln!(
-        out,
-        "\n[{}: {} prompt tokens, {} generated | TTFT {:.1} ms | {tps:.1} TPS | {}]",
-        subject.name,
-        ids.len(),
-        tokens.len(),
-        ttft.as_secs_f64() * 1e3,
-        record.device,
-    )?;
-    Ok(tokens)
+    Ok(Generated { tokens, record, ttft_ms: first.unwrap_or_default().as_secs_f64() * 1e3 })
 }

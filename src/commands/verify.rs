@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::{ModelArgs, Prompts, ReportArgs};
 use crate::check::{Summary, Verdict};
+use crate::device::Counters;
 use crate::error::{Error, Result};
 use crate::phase::phase3::{self, PromptFinding};
 use crate::phase::{Bench, Finding, Run, Subject, progress};
@@ -163,6 +164,14 @@ fn report(
     report.fact("kl_times_floor", figure("kl_median") / figure("kl_floor_median"));
     report.fact("prefill_ms_median", Summary::of(&prefill).median);
     report.fact("decode_ms_median", Summary::of(&decode).median);
+    let mut counters = Counters::default();
+    let mut decode_steps = 0;
+    for (id, _) in findings {
+        let record = bench.record(id)?;
+        counters += record.counters;
+        decode_steps += record.fed.len();
+    }
+    super::device_facts(&mut report, counters, findings.len(), decode_steps);
     report.fact("composition", crate::phase::phase2::composition(bench.subject())?.to_string());
     report.fact("seconds", started.elapsed().as_secs_f64());
     Ok(report)
@@ -251,6 +260,7 @@ fn record(args: &VerifyArgs, subject: &Subject, bench: &Bench) -> Result<()> {
         device: bench.device().into(),
         command: format!("phasegate verify-full {} --record", args.model.options()),
         notes: vec![format!("verdict: {verdict}"), format!("capture: {}", subject.capture()?.provenance().line())],
+        tables: vec![],
         findings,
     };
     let path = document.write(&settings::root())?;

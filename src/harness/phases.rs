@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Failed};
 
+use super::band::band_of;
 use super::numbers::differences;
 use super::{Availability, Case, Cx, DeviceLabel, Numbers, Suite};
 use crate::error::{Error, Result};
@@ -30,6 +31,51 @@ pub fn main_kernels(phase: &'static str, cases: KernelCases, on_demand: CaseOnDe
 /// The `main` of `tests/<phase>.rs`: `cases` of every fixture, and the `documented` cases of `document` if it has one.
 pub fn main(phase: &'static str, cases: CasesOf, document: Option<&'static str>) -> ExitCode {
     run(phase, suite(phase, cases, document))
+}
+
+/// The `main` of phase 6: `cases` of every fixture, and the deployed binary's layer table against phase 3's baselines.
+pub fn main_deployed(phase: &'static str, cases: CasesOf, table: LayerTable) -> ExitCode {
+    let suite = suite(phase, cases, None).and_then(|mut suite| {
+        for manifest in model::fixtures(&settings::root())? {
+            suite.case(layer_table(manifest.name, table));
+        }
+        Ok(suite)
+    });
+    run(phase, suite)
+}
+
+/// Figures of phase 3's layer cases as the deployment gives them for a model on a device.
+pub type LayerTable = fn(&str, &str) -> Result<phase::phase6::LayerFigures>;
+
+/// Each figure of the deployment within its band of phase 3's baseline.
+fn layer_table(model: String, table: LayerTable) -> Case {
+    Case::new(format!("layer_table::{model}"), {
+        let model = model.clone();
+        move |cx| {
+            let device = cx.device()?;
+            let found = table(&model, device.label()).map_err(failed)?;
+            let mut wrong = vec![];
+            for (case, figures) in &found {
+                let stored = super::baseline::stored("phase3", &format!("{case}::{device}"));
+                let Some(stored) = stored else {
+                    wrong.push(format!("{case}: phase 3 has no baseline"));
+                    continue;
+                };
+                let named = |line: &&str| figures.iter().any(|(name, _)| line.split(' ').next() == Some(name));
+                let stored: String = stored.lines().filter(named).map(|line| format!("{line}\n")).collect();
+                let text = figures.iter().fold(Numbers::new(), |n, (name, value)| n.number(*name, *value)).render();
+                match text {
+                    Ok(text) => wrong.extend(differences(&stored, &text).into_iter().map(|l| format!("{case}: {l}"))),
+                    Err(flaw) => wrong.push(format!("{case}: {flaw}")),
+                }
+            }
+            if wrong.is_empty() && !found.is_empty() {
+                return Ok(());
+            }
+            Err(format!("{} layers against phase 3's baselines:\n  {}", found.len(), wrong.join("\n  ")).into())
+        }
+    })
+    .needs(model)
 }
 
 fn run(phase: &str, suite: Result<Suite>) -> ExitCode {
@@ -123,7 +169,13 @@ fn judge(cx: &Cx, finding: Finding) -> std::result::Result<(), Failed> {
 }
 
 fn numbers(finding: &Finding) -> Numbers {
-    finding.numbers.iter().fold(Numbers::new(), |numbers, (name, value)| numbers.number(*name, *value))
+    finding.numbers.iter().fold(Numbers::new(), |numbers, (name, value)| figure(numbers, name, *value))
+}
+
+/// A figure whose name holds no metric word is a count: equal to its baseline or not.
+fn figure(numbers: Numbers, name: &str, value: f64) -> Numbers {
+    let count = band_of(name).is_none() && value.fract() == 0.0 && value >= 0.0;
+    if count { numbers.count(name, value as u64) } else { numbers.number(name, value) }
 }
 
 fn failed(error: Error) -> Failed {
@@ -149,7 +201,7 @@ fn documented(phase: &'static str, document: &'static str, model: &str, cases: V
                     continue;
                 };
                 let documented = figures.get(case).into_iter().flatten();
-                let text = documented.fold(Numbers::new(), |n, (name, value)| n.number(name.clone(), *value));
+                let text = documented.fold(Numbers::new(), |n, (name, value)| figure(n, name, *value));
                 let text = text.render().unwrap_or_default();
                 wrong.extend(differences(&stored, &text).into_iter().map(|line| format!("{case}: {line}")));
             }

@@ -10,7 +10,7 @@ use crate::device::emu::EmuDevice;
 use crate::device::{Arithmetic, Device};
 use crate::error::{Error, Result};
 use crate::model::hashes::sha256;
-use crate::plan::PlanOptions;
+use crate::plan::{PlanOptions, Tuning};
 use crate::reference::PromptCapture;
 use crate::runner::{Alteration, NpuRunner, Record, RunCache, RunnerOptions, Sound, TapRequest};
 use crate::runner::{RunKey, npu, plan_hash};
@@ -101,6 +101,18 @@ impl Bench {
         Ok(Bench { subject, device, prompts, options, cache, alteration, runner, records })
     }
 
+    /// The bench with each stage's plan carried out like this.
+    #[must_use]
+    pub fn tuned(mut self, prefill: Tuning, decode: Tuning) -> Bench {
+        (self.options.prefill, self.options.decode) = (prefill, decode);
+        Bench { runner: Mutex::default(), records: Mutex::default(), ..self }
+    }
+
+    /// What its runner is set up for.
+    pub fn options(&self) -> &RunnerOptions {
+        &self.options
+    }
+
     /// The bench of a run with altered parts, of which nothing is cached on disk. The judge keeps the sound ones.
     #[must_use]
     pub fn altered(self, alteration: Arc<dyn Alteration>) -> Bench {
@@ -160,6 +172,12 @@ impl Bench {
         let record = Arc::new(self.cached(prompt)?);
         records.insert(prompt.into(), record.clone());
         Ok(record)
+    }
+
+    /// Takes a record as its own.
+    #[cfg(test)]
+    pub(super) fn keep(&self, prompt: &str, record: Arc<Record>) {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).insert(prompt.into(), record);
     }
 
     /// The record from the cache, or from a run. In a process that runs one test only, a run also serves the other

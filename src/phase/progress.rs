@@ -28,6 +28,8 @@ pub struct Document {
     pub command: String,
     /// Free lines above the figures: verdict, plan, extent.
     pub notes: Vec<String>,
+    /// Tables above the verdicts, in Markdown.
+    pub tables: Vec<String>,
     /// Case (without device) and what it found.
     pub findings: Vec<(String, Finding)>,
 }
@@ -39,11 +41,14 @@ pub fn path(root: &Path, model: &str, device: &str, name: &str) -> PathBuf {
 
 impl Document {
     pub fn render(&self) -> String {
-        let Document { name, model, device, command, notes, findings, .. } = self;
+        let Document { name, model, device, command, notes, tables, findings, .. } = self;
         let mut out = format!("# {name}: {model} on {device}\n\nWritten by `{command}`; do not edit.\n\n");
         // Writing to a String cannot fail.
         for note in notes {
             let _ = writeln!(out, "- {note}");
+        }
+        for table in tables {
+            let _ = writeln!(out, "\n{table}");
         }
         let _ = writeln!(out, "\n## Verdicts\n\n| case | verdict |\n|---|---|");
         for (case, finding) in findings {
@@ -52,7 +57,10 @@ impl Document {
         let _ = writeln!(out, "\n## Figures\n\n{HEADER}\n|---|---|---|");
         for (case, finding) in findings {
             for (figure, value) in &finding.numbers {
-                let _ = writeln!(out, "| {case} | {figure} | {value:.6e} |");
+                // Counts keep all their digits.
+                let whole = value.fract() == 0.0 && (2.0..1e15).contains(value);
+                let value = if whole { format!("{value:.0}") } else { format!("{value:.6e}") };
+                let _ = writeln!(out, "| {case} | {figure} | {value} |");
             }
         }
         out
@@ -124,7 +132,10 @@ mod tests {
     #[test]
     fn figures_survive_the_document() {
         let extent = Extent::new().require("steps", 1).compare("steps", 1);
-        let finding = Finding { verdict: Verdict::judge(vec![], extent), numbers: vec![("cosine", 0.5), ("kl", 1e-9)] };
+        let finding = Finding {
+            verdict: Verdict::judge(vec![], extent),
+            numbers: vec![("cosine", 0.5), ("kl", 1e-9), ("bytes", 1234567891.0)],
+        };
         let document = Document {
             name: "phase3_full",
             phase: 3,
@@ -132,11 +143,15 @@ mod tests {
             device: "emu".into(),
             command: "phasegate verify m --record".into(),
             notes: vec!["a | b".into()],
+            tables: vec![],
             findings: vec![("layer::m::base_00::l00".into(), finding)],
         };
         let root = tempfile::tempdir().unwrap();
         let read = figures(&document.write(root.path()).unwrap()).unwrap();
-        assert_eq!(read["layer::m::base_00::l00"], [("cosine".to_owned(), 0.5), ("kl".to_owned(), 1e-9)]);
+        assert_eq!(
+            read["layer::m::base_00::l00"],
+            [("cosine".to_owned(), 0.5), ("kl".to_owned(), 1e-9), ("bytes".to_owned(), 1234567891.0)]
+        );
     }
 
     #[test]

@@ -85,6 +85,11 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// A pipe table with its title as heading.
+    pub fn markdown(&self) -> String {
+        markdown::table_markdown(self)
+    }
+
     /// For a terminal.
     pub fn render(&self) -> String {
         let mut table = comfy_table::Table::new();

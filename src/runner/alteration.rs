@@ -7,6 +7,7 @@ use super::{Hook, Record};
 use crate::device::Device;
 use crate::error::Result;
 use crate::model::{ModelConfig, Weights};
+use crate::plan::Plan;
 
 /// A hook as a runner keeps it.
 pub type SharedHook = Arc<Mutex<dyn Hook>>;
@@ -22,6 +23,9 @@ pub trait Alteration: Send + Sync {
     fn weights(&self, sound: Arc<dyn Weights>) -> Result<Arc<dyn Weights>> {
         Ok(sound)
     }
+
+    /// A plan that has passed its own check, before it is bound to the device: a rewrite gone wrong.
+    fn plan(&self, _plan: &mut Plan) {}
 
     /// The device under everything.
     fn device(&self, sound: Box<dyn Device>) -> Box<dyn Device> {

@@ -3,6 +3,7 @@
 
 mod alteration;
 mod cache;
+mod clock;
 mod compiled;
 mod execute;
 mod greedy;
@@ -16,6 +17,7 @@ mod tests;
 
 pub use alteration::{Alteration, SharedHook, Sound};
 pub use cache::{RunCache, RunKey, plan_hash};
+pub use clock::{Clock, StepTime};
 pub use greedy::{argmax, free_run, teacher_forced};
 pub use hook::{Hook, StepContext, TapRecorder, TapRequest};
 pub use kv::KvCache;

@@ -114,8 +114,10 @@ impl NpuRunner {
         let rope = RopeTable::new(&config);
         let host = HostKernels::new(&config, &*weights, pool, isa)?;
         let mut statics = HashMap::new();
-        let mut compile =
-            |plan: Plan, tuning: &Tuning| compile(plan, tuning, &mut *device, &*weights, &rope, &mut statics);
+        let mut compile = |mut plan: Plan, tuning: &Tuning| {
+            alteration.plan(&mut plan);
+            compile(plan, tuning, &mut *device, &*weights, &rope, &mut statics)
+        };
         let decode = compile(options.decode_plan(&config)?, &options.decode)?;
         let mut prefill = BTreeMap::new();
         for &seq_len in &options.buckets {
@@ -139,6 +141,11 @@ impl NpuRunner {
     /// The plans this runner executes: the decode step and one prefill per bucket.
     pub fn plans(&self) -> impl Iterator<Item = &Plan> {
         std::iter::once(&self.decode.plan).chain(self.prefill.values().map(|c| &c.plan))
+    }
+
+    /// The plan of a decode step.
+    pub fn decode_plan(&self) -> &Plan {
+        &self.decode.plan
     }
 
     /// The prefill plan that a prompt of `len` tokens would run.

@@ -1,0 +1,244 @@
+//! A model set up one way: gated first, then timed call by call, each call's logits held against the gated run's.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use half::bf16;
+
+use super::delta::Pairs;
+use super::step::{Cost, Half};
+use crate::check::{Extent, Verdict};
+use crate::device::Role;
+use crate::error::{Error, Result};
+use crate::phase::{Bench, Subject, phase3};
+use crate::plan::{Plan, PlanOptions, Tuning};
+use crate::runner::{Alteration, Clock, NpuRunner, Runner};
+
+/// Calls before the first one that counts.
+pub const WARM_UP: usize = 5;
+/// Pairs of calls that count, at least.
+pub const ITERATIONS: usize = 20;
+/// Short calls are repeated up to this often, as many as fit in [`BUDGET_MS`]: a machine that does other things as well
+/// takes a core away for longer than they last. How many is settled before the first one counts.
+const MOST: usize = 200;
+const BUDGET_MS: f64 = 250.0;
+
+/// Decode steps of a gated run.
+const CONTINUATION: usize = Subject::STEPS - 1;
+
+/// A rewrite gone wrong, for the tests of the gates.
+pub type Seeded = fn(&mut Plan);
+
+struct SeededPlan(Seeded);
+
+impl Alteration for SeededPlan {
+    fn plan(&self, plan: &mut Plan) {
+        (self.0)(plan);
+    }
+}
+
+/// What is made faster, where.
+#[derive(Clone)]
+pub struct Setting {
+    pub subject: Arc<Subject>,
+    /// Label.
+    pub device: String,
+    pub plan: PlanOptions,
+    pub half: Half,
+}
+
+impl Setting {
+    /// The plain plan of a fixture.
+    ///
+    /// Errors: as [`Subject::shared`].
+    pub fn of(model: &str, device: &str, half: Half) -> Result<Setting> {
+        let (subject, plan) = (Subject::shared(model)?, PlanOptions::default());
+        Ok(Setting { subject, device: device.into(), plan, half })
+    }
+}
+
+/// One way to carry out one half of a model's inference.
+pub struct Contender {
+    pub tuning: Tuning,
+    half: Half,
+    bench: Bench,
+    prompts: Vec<String>,
+}
+
+impl Contender {
+    /// Nothing is set up before it is needed.
+    ///
+    /// Errors: as [`Bench::new`].
+    pub fn new(setting: &Setting, tuning: Tuning, seeded: Option<Seeded>) -> Result<Contender> {
+        let Setting { subject, device, plan, half } = setting.clone();
+        let prompts = prompts(&subject)?;
+        let (prefill, decode) = half.tunings(tuning);
+        let bench = Bench::new(subject, &device, &prompts, plan)?.tuned(prefill, decode);
+        let bench = match seeded {
+            Some(fault) => bench.altered(Arc::new(SeededPlan(fault))),
+            None => bench,
+        };
+        Ok(Contender { tuning, half, bench, prompts })
+    }
+
+    /// This contender with the other's gated records in place of its own.
+    #[cfg(test)]
+    pub(super) fn gated_as(self, other: &Contender) -> Contender {
+        for id in &self.prompts {
+            self.bench.keep(id, other.bench.record(id).expect("the other one runs"));
+        }
+        self
+    }
+
+    pub fn subject(&self) -> &Arc<Subject> {
+        self.bench.subject()
+    }
+
+    pub fn device(&self) -> &str {
+        self.bench.device()
+    }
+
+    /// Phase 3's token-set gate on every prompt.
+    ///
+    /// Errors: those of the runs.
+    pub fn gate(&self) -> Result<Verdict> {
+        let verdicts = self.prompts.iter().map(|id| Ok(phase3::prompt(&self.bench, id)?.verdict));
+        Ok(Verdict::all(verdicts.collect::<Result<Vec<_>>>()?))
+    }
+
+    /// Logits of every step and every tap of every prompt, bit for bit those of `other`.
+    ///
+    /// Errors: those of the runs.
+    pub fn same_bits(&self, other: &Contender) -> Result<Verdict> {
+        let (mut failures, mut steps) = (vec![], 0);
+        for id in &self.prompts {
+            let (ours, theirs) = (self.bench.record(id)?, other.bench.record(id)?);
+            let rows = ours.logits.rows().into_iter().zip(theirs.logits.rows());
+            let same = rows.take_while(|(a, b)| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())).count();
+            steps += same as u64;
+            if same < theirs.logits.nrows() {
+                failures.push(format!("{id}: step {same}: other logits than before"));
+            }
+            let other_tap = theirs.taps.iter().find(|(name, rows)| {
+                let ours = ours.taps.get(*name);
+                ours.is_none_or(|ours| !ours.iter().map(|x| x.to_bits()).eq(rows.iter().map(|x| x.to_bits())))
+            });
+            failures.extend(other_tap.map(|(name, _)| format!("{id}: {name}: other rows than before")));
+        }
+        let required = (self.prompts.len() * Subject::STEPS) as u64;
+        Ok(Verdict::judge(failures, Extent::new().require("equal steps", required).compare("equal steps", steps)))
+    }
+
+    /// The counters of one call.
+    ///
+    /// Errors: those of the run.
+    pub fn cost(&self) -> Result<Cost> {
+        let prompt = self.prompt()?;
+        let (ids, chosen) = (prompt.ids, prompt.chosen);
+        self.bench.with_runner(|runner| {
+            let mut before = runner.counters();
+            runner.prefill(&ids)?;
+            if self.half == Half::Decode {
+                before = runner.counters();
+                runner.decode_step(chosen[0], ids.len())?;
+            }
+            let counters = runner.counters().since(before);
+            let plan = match self.half {
+                Half::Prefill => runner.prefill_plan(ids.len())?,
+                Half::Decode => runner.decode_plan(),
+            };
+            let own = plan.buffers.iter().filter(|b| b.spec.role == Role::Intermediate && b.lies_in.is_none());
+            let memory = own.map(|b| b.spec.bytes() as u64).sum();
+            Ok(Cost { counters, memory, layers: runner.config().num_hidden_layers })
+        })
+    }
+
+    fn prompt(&self) -> Result<crate::reference::PromptCapture> {
+        self.subject().capture()?.prompt(&self.prompts[0])
+    }
+
+    /// Times `self` and `other` turn by turn, each first every other time. A call whose logits are not those of the gated
+    /// run makes all of it void.
+    ///
+    /// Errors: those of the runs; [`Error::Device`] for a void timing.
+    pub fn race(&self, other: &Contender) -> Result<Pairs> {
+        let prompt = self.prompt()?;
+        let expected = [self, other].map(|c| c.bench.record(&c.prompts[0]));
+        let [before, after] = expected;
+        let expected = [before?, after?];
+        self.bench.with_runner(|a| {
+            other.bench.with_runner(|b| {
+                let mut lanes = [Lane::new(a, self.half), Lane::new(b, self.half)];
+                let (mut pairs, mut turns) = (Pairs::default(), WARM_UP + ITERATIONS);
+                let mut shortest = f64::INFINITY;
+                let mut turn = 0;
+                while turn < turns {
+                    let order = if turn % 2 == 0 { [0, 1] } else { [1, 0] };
+                    let mut ms = [0.0; 2];
+                    for at in order {
+                        let (took, logits) = lanes[at].call(&prompt.ids, &prompt.chosen, turn)?;
+                        let row = if self.half == Half::Prefill { 0 } else { turn % CONTINUATION + 1 };
+                        let gated = expected[at].logits.row(row);
+                        if !logits.iter().map(|x| x.to_bits()).eq(gated.iter().map(|x| x.to_bits())) {
+                            return Err(Error::Device {
+                                device: self.device().into(),
+                                why: format!("call {turn}: other logits than the gated run's: the timing is void"),
+                            });
+                        }
+                        ms[at] = took;
+                    }
+                    if turn == 0 {
+                        pairs.cold = ms;
+                    }
+                    if turn < WARM_UP {
+                        shortest = shortest.min(ms[0] + ms[1]);
+                        turns = WARM_UP + ((BUDGET_MS / shortest) as usize).clamp(ITERATIONS, MOST);
+                    } else {
+                        pairs.before.push(ms[0]);
+                        pairs.after.push(ms[1]);
+                    }
+                    turn += 1;
+                }
+                Ok(pairs)
+            })
+        })
+    }
+}
+
+/// One of two runners that take turns.
+struct Lane<'a> {
+    runner: &'a mut NpuRunner,
+    half: Half,
+    clock: Arc<Mutex<Clock>>,
+}
+
+impl<'a> Lane<'a> {
+    fn new(runner: &'a mut NpuRunner, half: Half) -> Lane<'a> {
+        Lane { runner, half, clock: Arc::default() }
+    }
+
+    /// One call's kernel time (every device call from handing over its arguments to its end) and its logits.
+    fn call(&mut self, ids: &[u32], chosen: &[u32], turn: usize) -> Result<(f64, Vec<bf16>)> {
+        // The gated run goes no further than its continuation, so that is walked again and again.
+        let step = turn % CONTINUATION;
+        if self.half == Half::Decode && step == 0 {
+            self.runner.prefill(ids)?;
+        }
+        let half = self.half;
+        let logits = self.runner.with_hook(self.clock.clone(), |runner| match half {
+            Half::Prefill => runner.prefill(ids),
+            Half::Decode => runner.decode_step(chosen[step], ids.len() + step),
+        })?;
+        let steps = self.clock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let ns: u64 = steps.iter().filter(|step| step.on_device).map(|step| step.ns).sum();
+        Ok((ns as f64 / 1e6, logits))
+    }
+}
+
+/// The prompts that gate each step; the first is timed. Large checkpoints are gated by one, because a baseline call uploads
+/// all their weights.
+fn prompts(subject: &Subject) -> Result<Vec<String>> {
+    const LARGE: u64 = 64 << 20;
+    let weights = 2 * subject.config.tensors().iter().map(|t| t.shape.iter().product::<usize>() as u64).sum::<u64>();
+    let most = if weights > LARGE { 1 } else { 2 };
+    Ok(subject.capture()?.prompts().iter().take(most).map(|prompt| prompt.id.clone()).collect())
+}

@@ -1,0 +1,171 @@
+//! Where the time goes: setup, prefill, decode, and within them every dispatch, call site, kernel and host op.
+//!
+//! Totals come from runs that nothing watches; the breakdown from runs with a clock before and behind every step. A call
+//! site inside a merged dispatch cannot be timed from outside, so sites are timed with one launch per dispatch.
+
+mod ceilings;
+mod lines;
+
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+pub use ceilings::{Ceilings, GEMM, GEMV};
+pub use lines::{HostLine, Line};
+
+use super::Subject;
+use crate::check::{Extent, Verdict};
+use crate::device::Counters;
+use crate::error::Result;
+use crate::plan::{Plan, PlanOptions, Tuning};
+use crate::runner::{Clock, NpuRunner, Record, Runner, RunnerOptions, StepTime, free_run};
+
+/// Unwatched runs that the totals are medians of, after the cold one.
+pub const RUNS: usize = 5;
+
+/// One half of inference.
+#[derive(Debug, Clone)]
+pub struct HalfProfile {
+    /// Unwatched wall times: one a run at prefill, one a token at decode. Units: milliseconds.
+    pub wall_ms: Vec<f64>,
+    /// Watched: all steps of one call. Units: milliseconds.
+    pub device_ms: f64,
+    pub host_ms: f64,
+    /// Calls of each line are per prefill, or per token.
+    pub sites: Vec<Line>,
+    pub kernels: Vec<Line>,
+    pub dispatches: Vec<Line>,
+    pub host: Vec<HostLine>,
+}
+
+/// A model's profile on a device.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    /// Units: milliseconds.
+    pub setup_ms: f64,
+    pub setup: Counters,
+    /// The first prefill after setup. Units: milliseconds.
+    pub cold_prefill_ms: f64,
+    pub prompt_tokens: usize,
+    pub seq_len: usize,
+    pub prefill: HalfProfile,
+    pub decode: HalfProfile,
+    /// One unwatched run.
+    pub run: Counters,
+    pub decode_steps: usize,
+    /// What this machine can do; none where the device is not this machine's CPU.
+    pub ceilings: Option<Ceilings>,
+    /// Watched runs gave the unwatched ones' logits, bit for bit, and none has a NaN.
+    pub verdict: Verdict,
+}
+
+/// Profiles `steps` tokens behind a prompt.
+///
+/// Errors: those of the runs.
+pub fn profile(subject: &Subject, device: &str, plan: &PlanOptions, ids: &[u32], steps: usize) -> Result<Profile> {
+    let mut options = RunnerOptions::for_prompts([ids.len()], steps, subject.config.max_position_embeddings);
+    options.plan = plan.clone();
+    let started = Instant::now();
+    let mut runner = subject.runner(device, &options)?;
+    let setup_ms = started.elapsed().as_secs_f64() * 1e3;
+    let setup = runner.counters();
+    let masked = subject.masked_ids()?;
+    let mut run = |runner: &mut NpuRunner| free_run(runner, ids, steps, &masked, |_| true);
+
+    let cold = run(&mut runner)?;
+    let records = (0..RUNS).map(|_| run(&mut runner)).collect::<Result<Vec<Record>>>()?;
+    let mut watched = vec![watch(&mut runner, &mut run)?];
+    if options.prefill.merge || options.decode.merge {
+        let apart = |tuning| Tuning { merge: false, ..tuning };
+        let (prefill, decode) = (apart(options.prefill), apart(options.decode));
+        let mut plain = subject.runner(device, &RunnerOptions { prefill, decode, ..options.clone() })?;
+        run(&mut plain)?;
+        watched.push(watch(&mut plain, &mut run)?);
+    }
+
+    let verdict = judge(&cold, &records, &watched, steps);
+    let (deployed, apart) = (&watched[0], &watched[watched.len() - 1]);
+    let ms = |us: u64| us as f64 / 1e3;
+    let prefill_ms = records.iter().map(|r| ms(r.timing.prefill_us)).collect();
+    let decode_ms = records.iter().flat_map(|r| r.timing.decode_us.iter().map(|&us| ms(us))).collect();
+    Ok(Profile {
+        setup_ms,
+        setup,
+        cold_prefill_ms: ms(cold.timing.prefill_us),
+        prompt_tokens: ids.len(),
+        seq_len: deployed.plans[0].stage.rows(),
+        prefill: half(prefill_ms, [deployed, apart].map(|w| (&w.plans[0], w.prefill()))),
+        decode: half(decode_ms, [deployed, apart].map(|w| (&w.plans[1], w.decode()))),
+        run: records[0].counters,
+        decode_steps: records[0].fed.len(),
+        ceilings: if device.starts_with("emu") { Some(Ceilings::measure()?) } else { None },
+        verdict,
+    })
+}
+
+/// A run with a clock.
+struct Watched {
+    /// Prefill and decode.
+    plans: [Plan; 2],
+    steps: Vec<StepTime>,
+    record: Record,
+}
+
+impl Watched {
+    fn prefill(&self) -> (&[StepTime], usize) {
+        (&self.steps[..self.plans[0].steps.len()], 1)
+    }
+
+    fn decode(&self) -> (&[StepTime], usize) {
+        (&self.steps[self.plans[0].steps.len()..], self.record.fed.len())
+    }
+}
+
+fn watch(runner: &mut NpuRunner, run: &mut impl FnMut(&mut NpuRunner) -> Result<Record>) -> Result<Watched> {
+    let clock = Arc::new(std::sync::Mutex::new(Clock::default()));
+    let record = runner.with_hook(clock.clone(), run)?;
+    let plans = [runner.prefill_plan(record.prompt_ids.len())?.clone(), runner.decode_plan().clone()];
+    let steps = clock.lock().unwrap_or_else(PoisonError::into_inner).take();
+    Ok(Watched { plans, steps, record })
+}
+
+/// `[deployed, one launch per dispatch]`, each a plan with its watched steps and the calls they are of.
+fn half(wall_ms: Vec<f64>, [deployed, apart]: [(&Plan, (&[StepTime], usize)); 2]) -> HalfProfile {
+    let (plan, (steps, calls)) = deployed;
+    let per_call = |on_device: bool| {
+        let ns: u64 = steps.iter().filter(|step| step.on_device == on_device).map(|step| step.ns).sum();
+        ns as f64 / 1e6 / calls.max(1) as f64
+    };
+    let (apart_plan, (apart_steps, apart_calls)) = apart;
+    HalfProfile {
+        wall_ms,
+        device_ms: per_call(true),
+        host_ms: per_call(false),
+        sites: lines::sites(apart_plan, apart_steps, apart_calls),
+        kernels: lines::kernels(apart_plan, apart_steps, apart_calls),
+        dispatches: lines::dispatches(plan, steps, calls),
+        host: lines::host(plan, steps, calls),
+    }
+}
+
+fn judge(cold: &Record, records: &[Record], watched: &[Watched], steps: usize) -> Verdict {
+    let mut failures = vec![];
+    let bits = |record: &Record| record.logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let expected = bits(cold);
+    let runs = records.iter().chain(watched.iter().map(|w| &w.record));
+    let mut same = 0;
+    for record in runs {
+        if bits(record) == expected {
+            same += record.logits.nrows() as u64
+        } else {
+            failures.push("a run with other logits than the first".to_owned())
+        }
+    }
+    if cold.logits.iter().any(|x| x.is_nan()) {
+        failures.push("NaN in the logits".into());
+    }
+    let required = ((records.len() + watched.len()) * steps) as u64;
+    Verdict::judge(failures, Extent::new().require("equal steps", required).compare("equal steps", same))
+}
+
+#[cfg(test)]
+mod tests;

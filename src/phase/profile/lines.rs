@@ -1,0 +1,123 @@
+//! The lines of a profile: watched steps summed by dispatch, call site, kernel or host op.
+
+use crate::kernel::{ArgRole, Kernel};
+use crate::plan::{Launch, Plan, Step};
+use crate::runner::StepTime;
+
+/// Launches that are summed in one line. Everything is per call: one prefill, or one token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line {
+    pub name: String,
+    /// The kernels' ids.
+    pub kernel: String,
+    /// Units: device calls.
+    pub calls: f64,
+    /// Units: milliseconds.
+    pub ms: f64,
+    /// What the kernels read and write. Units: bytes.
+    pub bytes_read: f64,
+    pub bytes_written: f64,
+    /// Units: operations, a multiply-add counted as two.
+    pub flops: f64,
+}
+
+impl Line {
+    pub fn gflops(&self) -> f64 {
+        self.flops / self.ms / 1e6
+    }
+
+    /// Units: 10^9 bytes per second, read and written.
+    pub fn gbytes(&self) -> f64 {
+        (self.bytes_read + self.bytes_written) / self.ms / 1e6
+    }
+}
+
+/// A host op, summed over its layers; per call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HostLine {
+    pub name: String,
+    pub calls: f64,
+    /// Units: milliseconds.
+    pub ms: f64,
+}
+
+/// By call site, without its layer: q_proj, attention, lm_head ...
+pub(super) fn sites(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<Line> {
+    summed(plan, steps, calls, |step| step.launches().iter().map(Launch::site).collect::<Vec<_>>().join("+"))
+}
+
+/// By kernel and shape.
+pub(super) fn kernels(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<Line> {
+    let kernels = |step: &Step| step.launches().iter().map(|l| l.kernel.to_string()).collect::<Vec<_>>().join("+");
+    summed(plan, steps, calls, kernels)
+}
+
+/// Every dispatch of the plan.
+pub(super) fn dispatches(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<Line> {
+    summed(plan, steps, calls, |step| step.name.clone())
+}
+
+/// By host op, without its layer. What CPU fallback runs is among them.
+pub(super) fn host(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<HostLine> {
+    let mut lines: Vec<HostLine> = vec![];
+    for time in steps.iter().filter(|time| !time.on_device) {
+        let layered = plan.steps.iter().any(|step| step.name == time.step && step.layer.is_some());
+        let name = if layered { time.step.split_once('.').map_or("", |(_, site)| site) } else { &time.step };
+        let at = lines.iter().position(|line| line.name == name).unwrap_or_else(|| {
+            lines.push(HostLine { name: name.to_owned(), calls: 0.0, ms: 0.0 });
+            lines.len() - 1
+        });
+        lines[at].calls += 1.0 / calls.max(1) as f64;
+        lines[at].ms += time.ns as f64 / 1e6 / calls.max(1) as f64;
+    }
+    lines
+}
+
+/// The device calls of a watched run, which are `calls` runs of `plan`, summed by the name of their launches.
+fn summed(plan: &Plan, steps: &[StepTime], calls: usize, name: impl Fn(&Step) -> String) -> Vec<Line> {
+    let mut lines: Vec<Line> = vec![];
+    // Where each step's line stands, worked out once per plan and not once per run.
+    let mut lines_of: Vec<Option<usize>> = vec![];
+    for step in &plan.steps {
+        let launches = step.launches();
+        lines_of.push((!launches.is_empty()).then(|| {
+            let name = name(step);
+            lines.iter().position(|line| line.name == name).unwrap_or_else(|| {
+                let mut ids: Vec<&str> = launches.iter().map(|launch| launch.kernel.id()).collect();
+                ids.dedup();
+                let kernel = ids.join("+");
+                let (calls, ms, bytes_read, bytes_written, flops) = Default::default();
+                lines.push(Line { name, kernel, calls, ms, bytes_read, bytes_written, flops });
+                lines.len() - 1
+            })
+        }));
+    }
+    let share = 1.0 / calls.max(1) as f64;
+    for (at, time) in steps.iter().enumerate() {
+        let step = &plan.steps[at % plan.steps.len()];
+        let Some(line) = lines_of[at % plan.steps.len()].filter(|_| time.on_device && step.name == time.step) else {
+            continue;
+        };
+        let line = &mut lines[line];
+        line.calls += share;
+        line.ms += time.ns as f64 / 1e6 * share;
+        for kernel in step.launches().iter().map(|launch| &launch.kernel) {
+            let [read, written] = traffic(kernel);
+            line.bytes_read += read * share;
+            line.bytes_written += written * share;
+            line.flops += kernel.flops() as f64 * share;
+        }
+    }
+    lines.retain(|line| line.calls > 0.0);
+    lines
+}
+
+/// Bytes a kernel reads and writes: every argument once.
+fn traffic(kernel: &Kernel) -> [f64; 2] {
+    let mut traffic = [0.0; 2];
+    for arg in kernel.args() {
+        let side = usize::from(arg.role == ArgRole::Output);
+        traffic[side] += (arg.rows * arg.cols * arg.dtype.bytes()) as f64;
+    }
+    traffic
+}
