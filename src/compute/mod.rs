@@ -14,6 +14,7 @@
 mod arena;
 mod attention;
 mod call;
+mod ceiling;
 mod elementwise;
 mod exp;
 mod fused;
@@ -34,6 +35,7 @@ mod view;
 
 pub use attention::{Attention, DecodeAttention};
 pub use call::Call;
+pub use ceiling::Ceiling;
 pub use elementwise::{Add, BiasAdd, GeluTanh, SiluMul};
 pub use fused::{GemvAdd, Swiglu};
 pub use gemm::{Gemm, Gemv, Out};

@@ -62,8 +62,12 @@ pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const PR
             for v in 1..V {
                 columns[v] = l.pairs(at.add(v * LANES));
             }
+            // From row to row by addition: with a multiple of the stride for each row the compiler computes all of them
+            // ahead of the loop, loads all rows at once and spills the sums.
+            let mut row = rows.first.add(2 * pair);
             for m in 0..M {
-                let a = l.pair(rows.first.add(m * rows.stride + 2 * pair));
+                let a = l.pair(row);
+                row = row.wrapping_add(rows.stride);
                 for v in 0..V {
                     sums[m][v] = l.dot(sums[m][v], a, columns[v]);
                 }
@@ -107,12 +111,13 @@ pub(super) trait Border {
     );
 }
 
-/// Multiplies `count` rows by one panel of `columns` columns, tile by tile.
+/// Multiplies `count` rows by one panel of `columns` columns, tile by tile; the first tile asks `PREFETCH` u32 ahead for
+/// the panel's cache lines, unless that is 0.
 ///
 /// # Safety
 /// `rows` has `count` rows of `k` elements, `panel` is a panel of `k`, `border` is made for `count` rows and `columns`.
 #[inline(always)]
-pub(super) unsafe fn multiply_panel<L: Lanes>(
+pub(super) unsafe fn multiply_panel<L: Lanes, const PREFETCH: usize>(
     l: L,
     rows: Rows,
     count: usize,
@@ -122,24 +127,28 @@ pub(super) unsafe fn multiply_panel<L: Lanes>(
     border: &impl Border,
 ) {
     let mut row = 0;
+    if PREFETCH > 0 && L::TILE_ROWS >= 12 && count >= 12 {
+        // SAFETY: there are twelve rows.
+        row += unsafe { step::<L, 12, 2, PREFETCH>(l, rows, row, panel, columns, k, border) };
+    }
     while row < count {
         let left = count - row;
         // SAFETY: `left` rows are left, and a step takes no more than that.
         row += unsafe {
             if L::TILE_ROWS >= 12 && left >= 12 {
-                step::<L, 12, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 12, 2, 0>(l, rows, row, panel, columns, k, border)
             } else if L::TILE_ROWS >= 12 && left >= 8 {
-                step::<L, 8, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 8, 2, 0>(l, rows, row, panel, columns, k, border)
             } else if L::TILE_ROWS >= 12 && left >= 4 {
-                step::<L, 4, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 4, 2, 0>(l, rows, row, panel, columns, k, border)
             } else if L::TILE_ROWS >= 12 && left >= 2 {
-                step::<L, 2, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 2, 2, 0>(l, rows, row, panel, columns, k, border)
             } else if L::TILE_ROWS >= 4 && left >= 4 {
-                step::<L, 4, 1>(l, rows, row, panel, columns, k, border)
+                step::<L, 4, 1, 0>(l, rows, row, panel, columns, k, border)
             } else if left >= 2 {
-                step::<L, 2, 1>(l, rows, row, panel, columns, k, border)
+                step::<L, 2, 1, 0>(l, rows, row, panel, columns, k, border)
             } else {
-                step::<L, 1, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 1, 2, 0>(l, rows, row, panel, columns, k, border)
             }
         };
     }
@@ -147,7 +156,7 @@ pub(super) unsafe fn multiply_panel<L: Lanes>(
 
 /// One tile of `M` rows over all columns of the panel; gives `M`.
 #[inline(always)]
-unsafe fn step<L: Lanes, const M: usize, const V: usize>(
+unsafe fn step<L: Lanes, const M: usize, const V: usize, const PREFETCH: usize>(
     l: L,
     rows: Rows,
     row: usize,
@@ -160,7 +169,7 @@ unsafe fn step<L: Lanes, const M: usize, const V: usize>(
         // SAFETY: the caller's; the panel is padded to PANEL columns, a multiple of the step.
         unsafe {
             let mut tile = border.start::<L, M, V>(l, row, column);
-            multiply::<L, M, V, 0>(l, rows.from(row), panel.add(column), k, &mut tile);
+            multiply::<L, M, V, PREFETCH>(l, rows.from(row), panel.add(column), k, &mut tile);
             border.finish(l, row, column, &tile);
         }
     }

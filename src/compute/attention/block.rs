@@ -19,8 +19,11 @@ use super::scratch::{Layout, Scratch};
 
 /// Positions of a block; part of the arithmetic, since each block rescales what came before.
 pub(super) const KV_BLOCK: usize = 64;
-/// Tokens of a task; all heads of the group share its packed blocks.
-const Q_BLOCK: usize = 48;
+/// Tokens of a task; all heads of the group share its packed blocks. Long sequences take larger ones: there are tasks enough.
+const Q_BLOCK: usize = 96;
+const LONG_Q_BLOCK: usize = 192;
+/// Tokens from which a sequence is long.
+const LONG: usize = 1024;
 /// Rows that go through scores, softmax and context while their scores are in the L1 cache.
 pub(super) const CHUNK: usize = 24;
 
@@ -61,17 +64,18 @@ impl Lanewise for Prefill<'_> {
     fn with<L: Lanes>(self, l: L) {
         let Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
-        let blocks = self.rows.div_ceil(Q_BLOCK);
-        let scratch = Scratch::take(Layout::new(head_dim, group * Q_BLOCK));
+        let q_block = if self.rows < LONG { Q_BLOCK } else { LONG_Q_BLOCK };
+        let blocks = self.rows.div_ceil(q_block);
+        let scratch = Scratch::take(Layout::new(head_dim, group * q_block));
         loop {
             let task = self.worker.claim();
             if task >= blocks * kv_heads {
                 break;
             }
             // The last tokens see the most: their tasks go first, so that the workers end together.
-            let first = (blocks - 1 - task / kv_heads) * Q_BLOCK;
+            let first = (blocks - 1 - task / kv_heads) * q_block;
             let kv_head = task % kv_heads;
-            let rows = Q_BLOCK.min(self.rows - first);
+            let rows = q_block.min(self.rows - first);
             let at = first * heads * head_dim + kv_head * group * head_dim;
             // SAFETY: token `first`, the first head of the group, and the kv head exist, with `rows` tokens; the rows
             // of these heads are written by this task only. Causal or not, no row sees more positions than there are.
@@ -169,7 +173,7 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
                 let columns = PANEL.min(len - p * PANEL);
                 pack_panel(l, scratch.key_panel(p), rows, task.kv_stride, columns, task.head_dim);
             }
-            pack_values(scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
+            pack_values(l, scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
         };
         let block = Block { start, len, finite };
         for band in 0..task.bands {
@@ -220,7 +224,7 @@ unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, 
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
             let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
             let border = Scores { scores, scale: task.scale * std::f32::consts::LOG2_E };
-            multiply_panel(l, rows, row + count - first, scratch.key_panel(p), PANEL, task.head_dim, &border);
+            multiply_panel::<L, 0>(l, rows, row + count - first, scratch.key_panel(p), PANEL, task.head_dim, &border);
         }
     }
 }
@@ -237,11 +241,13 @@ unsafe fn softmax<L: Lanes>(
     count: usize,
 ) {
     const VECS: usize = KV_BLOCK / LANES;
+    let mut maximum = [0.0f32; CHUNK];
     let mut shift = [0.0f32; CHUNK.next_multiple_of(LANES)];
     let mut sums = [0.0f32; CHUNK.next_multiple_of(LANES)];
+    // First all maxima, then all exponentials: within a row one waits for the other, between rows nothing does.
     for i in 0..count {
         let seen = block.seen(task.seen(row + i));
-        // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities; it has a running maximum.
+        // SAFETY: row `i` of the chunk has KV_BLOCK scores; it has a running maximum.
         unsafe {
             let scores = scratch.scores().add(i * KV_BLOCK);
             let mut s = [l.load(scores); VECS];
@@ -263,9 +269,18 @@ unsafe fn softmax<L: Lanes>(
             let new = if *running > top { *running } else { top };
             shift[i] = *running - new;
             *running = new;
-            let new = l.splat(new);
+            maximum[i] = new;
+        }
+    }
+    for i in 0..count {
+        let seen = block.seen(task.seen(row + i));
+        // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities.
+        unsafe {
+            let scores = scratch.scores().add(i * KV_BLOCK);
+            let new = l.splat(maximum[i]);
+            let mut s = [new; VECS];
             for v in 0..VECS {
-                s[v] = exp2_negative(l, l.sub(s[v], new));
+                s[v] = exp2_negative(l, l.sub(l.load(scores.add(v * LANES)), new));
             }
             if seen < KV_BLOCK {
                 for v in 0..VECS {
@@ -315,7 +330,7 @@ unsafe fn contexts<L: Lanes>(
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_values(scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
+                pack_values(l, scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
                 product(l, task, scratch, band * task.rows + row, i, 1, seen, true);
             }
         }
@@ -349,7 +364,7 @@ unsafe fn product<L: Lanes>(
                 stride: scratch.context_stride(),
                 rescale: scratch.rescale().add(i),
             };
-            multiply_panel(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            multiply_panel::<L, 0>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }
@@ -360,43 +375,54 @@ unsafe fn product<L: Lanes>(
 /// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of KV_BLOCK positions, `rows` for reads of `len` rows of
 /// `head_dim` elements, `stride` apart; `len <= KV_BLOCK`.
 #[inline(always)]
-pub(in crate::compute) unsafe fn pack_values(
+pub(in crate::compute) unsafe fn pack_values<L: Lanes>(
+    l: L,
     panels: *mut u32,
     rows: *const bf16,
     stride: usize,
     len: usize,
     head_dim: usize,
 ) -> bool {
-    let mut special = 0;
+    // The largest power of two, lane by lane: infinite where a value is infinite or NaN.
+    let mut top = l.splat(0.0);
     for p in 0..head_dim.div_ceil(PANEL) {
-        let columns = PANEL.min(head_dim - p * PANEL);
         for pair in 0..KV_BLOCK / 2 {
-            // SAFETY: the caller's.
-            unsafe {
-                let to = panels.add((p * (KV_BLOCK / 2) + pair) * PANEL);
-                let even = rows.add(2 * pair * stride + p * PANEL);
-                if columns < PANEL || 2 * pair + 1 >= len {
-                    to.write_bytes(0, PANEL);
-                    for c in 0..if 2 * pair < len { columns } else { 0 } {
-                        let low = u32::from((*even.add(c)).to_bits());
-                        let odd = 2 * pair + 1 < len;
-                        let high = if odd { u32::from((*even.add(stride + c)).to_bits()) } else { 0 };
-                        let bits = low | high << 16;
-                        special |= (bits & 0x7f80_7f80).wrapping_add(0x0080_0080);
-                        to.add(c).write(bits);
-                    }
-                    continue;
-                }
-                for c in 0..PANEL {
-                    let low = u32::from((*even.add(c)).to_bits());
-                    let high = u32::from((*even.add(stride + c)).to_bits());
-                    let bits = low | high << 16;
-                    // An exponent of all ones carries into the sign bit.
-                    special |= (bits & 0x7f80_7f80).wrapping_add(0x0080_0080);
-                    to.add(c).write(bits);
+            for column in (0..PANEL).step_by(LANES) {
+                let first = p * PANEL + column;
+                let columns = head_dim.saturating_sub(first).min(LANES);
+                // SAFETY: the caller's: `columns` elements from `first` on of the rows below `len`, and a vector of
+                // the panel.
+                unsafe {
+                    let row = |r: usize| match r < len {
+                        true => load_padded(l, rows.add(r * stride + first), columns),
+                        false => l.splat(0.0),
+                    };
+                    let (even, odd) = (row(2 * pair), row(2 * pair + 1));
+                    top = l.max(top, l.max(l.power(even), l.power(odd)));
+                    l.store_pairs(panels.add((p * (KV_BLOCK / 2) + pair) * PANEL + column), even, odd);
                 }
             }
         }
     }
-    special & 0x8000_8000 == 0
+    l.largest(top) < f32::INFINITY
+}
+
+/// `columns` elements, zeros behind them.
+///
+/// # Safety
+/// `p` is valid for reads of `columns` elements, of which there are at most [`LANES`].
+#[inline(always)]
+unsafe fn load_padded<L: Lanes>(l: L, p: *const bf16, columns: usize) -> L::F {
+    // SAFETY: the caller's.
+    unsafe {
+        match columns {
+            LANES => l.load_bf16(p),
+            0 => l.splat(0.0),
+            _ => {
+                let mut whole = [bf16::ZERO; LANES];
+                whole.as_mut_ptr().copy_from_nonoverlapping(p, columns);
+                l.load_bf16(whole.as_ptr())
+            }
+        }
+    }
 }

@@ -129,14 +129,14 @@ impl Lanewise for Share<'_> {
             unsafe {
                 quantise_panel(l, self.w.panel(p), panel, panel_len / PANEL);
                 if !low {
-                    multiply_panel(l, rows.from(row), count, panel, columns, k, &store);
+                    multiply_panel::<L, 0>(l, rows.from(row), count, panel, columns, k, &store);
                     continue;
                 }
                 for first in (0..k).step_by(self.tile_k) {
                     let len = self.tile_k.min(k - first);
                     let rows = Rows { first: rows.from(row).first.add(first), stride: k };
                     let narrow = Narrow { sums, fresh: first == 0 };
-                    multiply_panel(l, rows, count, panel.add(first / 2 * PANEL), columns, len, &narrow);
+                    multiply_panel::<L, 0>(l, rows, count, panel.add(first / 2 * PANEL), columns, len, &narrow);
                 }
                 finish(l, &store, sums, count, columns);
             }

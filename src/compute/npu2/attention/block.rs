@@ -197,7 +197,7 @@ unsafe fn pass<L: Lanes>(l: L, task: &Task, scratch: &Scratch, state: &State, st
             pack_panel(l, panel, rows, task.kv_stride, PANEL.min(len - p * PANEL), task.head_dim);
             quantise_panel(l, panel, panel, task.head_dim / 2);
         }
-        let finite = pack_values(scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
+        let finite = pack_values(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
         quantise_values(l, scratch.value_panel(0), task.head_dim);
         finite
     };
@@ -267,7 +267,7 @@ unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, 
                 let border = Scores { scores, fresh: piece == 0 };
                 let panel = scratch.key_panel(p).add(piece / 2 * PANEL);
                 let len = HEAD_PIECE.min(task.head_dim - piece);
-                multiply_panel(l, rows, row + count - first, panel, PANEL, len, &border);
+                multiply_panel::<L, 0>(l, rows, row + count - first, panel, PANEL, len, &border);
             }
         }
     }
@@ -367,7 +367,7 @@ unsafe fn contexts<L: Lanes>(
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_values(scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
+                pack_values(l, scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
                 clear(scratch.spare_panel(0), task.head_dim, seen);
                 quantise_values(l, scratch.spare_panel(0), task.head_dim);
                 product(l, task, scratch, state, base + i, i, 1, seen, true);
@@ -406,7 +406,7 @@ unsafe fn product<L: Lanes>(
                 stride: state.stride,
                 rescale: scratch.rescale.add(i),
             };
-            multiply_panel(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            multiply_panel::<L, 0>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }
