@@ -16,7 +16,7 @@ use phasegate::{
     device::Layout,
     error::Result,
     phase::{Subject, bench},
-    plan::{Op, PlanOptions},
+    plan::{Op, PlanOptions, Tuning},
     runner::{Hook, NpuRunner, Runner, RunnerOptions, StepContext},
 };
 
@@ -39,6 +39,8 @@ fn main() -> Result<()> {
         buckets: BUCKETS.into_iter().filter(|&n| n <= longest).collect(),
         max_positions: longest.min(PREFILLS[2] + STEPS),
         plan: PlanOptions::default(),
+        prefill: Tuning::default(),
+        decode: Tuning::default(),
         poison: true,
     };
     let mut machine = Machine { runner: subject.runner("emu", &options)?, pool: bench::pool()?, isa: bench::isa()? };

@@ -12,7 +12,7 @@ use super::{
     lanes::{LANES, Lanes, Lanewise},
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
-    tile::{Border, Rows, multiply, multiply_panel},
+    tile::{AHEAD, Border, Rows, multiply, multiply_panel},
     view::{Dst, Src},
 };
 
@@ -88,9 +88,7 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// Rows of the largest tile of any instruction set.
 const TILE: usize = 12;
 /// Weight bytes a task of [`Gemv`] reads at least: enough to hide taking it.
-const TASK_BYTES: usize = 64 << 10;
-/// How far the first pass over a panel asks ahead, in u32.
-pub(super) const PREFETCH: usize = 1024;
+const TASK_BYTES: usize = 32 << 10;
 
 // SAFETY: tasks are disjoint blocks of rows and columns of `c`, each claimed once.
 unsafe impl<W: Borrow<PackedWeight> + Sync> Kernel for Gemm<W> {
@@ -149,7 +147,7 @@ impl Lanewise for GemmShare<'_> {
             // SAFETY: rows `row..row + count` of `a` and `c` exist, and the panel's columns are cut at `n`.
             unsafe {
                 let columns = PANEL.min(n - p * PANEL);
-                multiply_panel::<L, PREFETCH>(l, rows.from(row), count, self.w.panel(p), columns, k, &border);
+                multiply_panel::<L, true>(l, rows.from(row), count, self.w.panel(p), columns, k, &border);
             }
         }
     }
@@ -167,26 +165,52 @@ impl Lanewise for GemvShare<'_> {
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        const VECS: usize = PANEL / LANES;
         let (n, k, panels) = (self.w.n(), self.w.k(), self.w.panels());
         let step = TASK_BYTES.div_ceil(self.w.panel_len().max(1) * size_of::<u32>());
-        let rows = Rows { first: self.x.ptr(), stride: k };
-        loop {
-            let first = self.worker.claim() * step;
-            if first >= panels {
-                break;
+        let mut task = self.worker.claim();
+        let mut p = task * step;
+        while p < panels {
+            // The next piece is taken before this one is read, so that its first lines can be asked for in time.
+            let mut next = p + 1;
+            if next == (task + 1) * step {
+                task = self.worker.claim();
+                next = task * step;
             }
-            for p in first..(first + step).min(panels) {
-                let border = Store { c: self.y, n, row: 0, column: p * PANEL };
-                let mut sums = [[l.splat(0.0); VECS]];
-                // SAFETY: one row of `k` elements, a panel of `k`, columns cut at `n`.
-                unsafe {
-                    multiply::<L, 1, VECS, PREFETCH>(l, rows, self.w.panel(p), k, &mut sums);
-                    border.finish(l, 0, 0, &sums);
-                }
+            let border = Store { c: self.y, n, row: 0, column: p * PANEL };
+            // SAFETY: one row of `k` elements, a panel of `k`, columns cut at `n`; the next panel is only asked for.
+            unsafe {
+                let sums = whole_panel(l, self.x.ptr(), self.w.panel(p), k, self.w.panel(next.min(panels - 1)));
+                border.finish(l, 0, 0, &sums);
             }
+            p = next;
         }
     }
+}
+
+/// The product of one row and one panel, asking for the lines of this panel and then for the first ones of `next`.
+///
+/// # Safety
+/// `x` has `k` elements, `panel` is a panel of `k`.
+#[inline(always)]
+unsafe fn whole_panel<L: Lanes>(
+    l: L,
+    x: *const bf16,
+    panel: *const u32,
+    k: usize,
+    next: *const u32,
+) -> [[L::F; PANEL / LANES]; 1] {
+    const TAIL: usize = AHEAD as usize / PANEL;
+    let body = (k / 2).saturating_sub(TAIL);
+    let mut sums = [[l.splat(0.0); PANEL / LANES]];
+    // SAFETY: the caller's; the body is whole pairs.
+    unsafe {
+        let rows = Rows { first: x, stride: k };
+        multiply::<L, 1, { PANEL / LANES }, true>(l, rows, panel, 2 * body, AHEAD, &mut sums);
+        let (rows, tail) = (Rows { first: x.add(2 * body), stride: k }, panel.add(body * PANEL));
+        let ahead = (next.addr() as isize - tail.addr() as isize) / size_of::<u32>() as isize;
+        multiply::<L, 1, { PANEL / LANES }, true>(l, rows, tail, k - 2 * body, ahead, &mut sums);
+    }
+    sums
 }
 
 /// Starts at zero and stores to C, cutting the columns that are padding.

@@ -28,6 +28,8 @@ pub mod npu2;
 mod pack;
 mod pool;
 mod rope;
+mod rounding;
+mod scratch;
 #[cfg(test)]
 mod testing;
 mod tile;

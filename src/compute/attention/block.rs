@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use super::{Attention, DecodeAttention};
+use super::{Attention, DecodeAttention, Sight, Split};
 use crate::compute::{
     exp::exp2_negative,
     lanes::{LANES, Lanes, Lanewise},
@@ -41,9 +41,7 @@ struct Task {
     kv_stride: usize,
     head_dim: usize,
     scale: f32,
-    /// Row r sees the positions below `seen + r * seen_step`.
-    seen: usize,
-    seen_step: usize,
+    sight: Sight,
 }
 
 pub(super) struct Prefill<'a> {
@@ -64,36 +62,26 @@ impl Lanewise for Prefill<'_> {
     fn with<L: Lanes>(self, l: L) {
         let Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
-        let q_block = if self.rows < LONG { Q_BLOCK } else { LONG_Q_BLOCK };
-        let blocks = self.rows.div_ceil(q_block);
-        let scratch = Scratch::take(Layout::new(head_dim, group * q_block));
-        loop {
-            let task = self.worker.claim();
-            if task >= blocks * kv_heads {
-                break;
-            }
-            // The last tokens see the most: their tasks go first, so that the workers end together.
-            let first = (blocks - 1 - task / kv_heads) * q_block;
-            let kv_head = task % kv_heads;
-            let rows = q_block.min(self.rows - first);
-            let at = first * heads * head_dim + kv_head * group * head_dim;
-            // SAFETY: token `first`, the first head of the group, and the kv head exist, with `rows` tokens; the rows
-            // of these heads are written by this task only. Causal or not, no row sees more positions than there are.
+        let block = if self.rows < LONG { Q_BLOCK } else { LONG_Q_BLOCK };
+        let split = Split { rows: self.rows, block, heads, kv_heads, head_dim, causal };
+        let scratch = Scratch::take(Layout::new(head_dim, group * block));
+        while let Some(piece) = split.piece(self.worker.claim()) {
+            // SAFETY: the piece's tokens, the heads of its group and its kv head exist; the rows of these heads are written
+            // by this task only.
             unsafe {
                 let task = Task {
-                    q: q.ptr().add(at),
-                    out: out.ptr().add(at),
+                    q: q.ptr().add(piece.q),
+                    out: out.ptr().add(piece.q),
                     bands: group,
                     band_stride: head_dim,
-                    rows,
+                    rows: piece.rows,
                     row_stride: heads * head_dim,
-                    k: k.ptr().add(kv_head * head_dim),
-                    v: v.ptr().add(kv_head * head_dim),
+                    k: k.ptr().add(piece.kv),
+                    v: v.ptr().add(piece.kv),
                     kv_stride: kv_heads * head_dim,
                     head_dim,
                     scale,
-                    seen: if causal { first + 1 } else { self.rows },
-                    seen_step: usize::from(causal),
+                    sight: piece.sight,
                 };
                 attend(l, &task, &scratch);
             }
@@ -129,28 +117,10 @@ impl Lanewise for Decode<'_> {
                     kv_stride: stride,
                     head_dim,
                     scale,
-                    seen: len,
-                    seen_step: 0,
+                    sight: Sight { seen: len, step: 0 },
                 };
                 attend(l, &task, &scratch);
             }
-        }
-    }
-}
-
-impl Task {
-    #[inline(always)]
-    fn seen(&self, row: usize) -> usize {
-        self.seen + row * self.seen_step
-    }
-
-    /// The first row at or after `row` that sees position `position`; `end` if none before `end` does.
-    #[inline(always)]
-    fn first_to_see(&self, position: usize, row: usize, end: usize) -> usize {
-        match self.seen_step {
-            0 if self.seen > position => row,
-            0 => end,
-            _ => (position + 1).saturating_sub(self.seen).clamp(row, end),
         }
     }
 }
@@ -162,9 +132,10 @@ impl Task {
 unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
     let rows = task.bands * task.rows;
     scratch.reset(rows);
-    let end = task.seen(task.rows - 1);
+    let end = task.sight.of(task.rows - 1);
     for start in (0..end).step_by(KV_BLOCK) {
         let len = KV_BLOCK.min(end - start);
+        ask_for_rows(l, task, start + len, end.min(start + len + KV_BLOCK));
         // SAFETY: positions `start..start + len` exist; the scratch holds a block.
         let finite = unsafe {
             let (k, v) = (task.k.add(start * task.kv_stride), task.v.add(start * task.kv_stride));
@@ -177,7 +148,7 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
         };
         let block = Block { start, len, finite };
         for band in 0..task.bands {
-            let first = task.first_to_see(start, 0, task.rows);
+            let first = task.sight.first_to_see(start, 0, task.rows);
             for row in (first..task.rows).step_by(CHUNK) {
                 let count = CHUNK.min(task.rows - row);
                 // SAFETY: rows `row..row + count` of the band exist, and all see position `start`.
@@ -194,6 +165,19 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
             let at = band * task.band_stride + row * task.row_stride;
             // SAFETY: row `row` of the band exists in `out`.
             unsafe { scratch.write_row(l, band * task.rows + row, task.out.add(at), task.head_dim) };
+        }
+    }
+}
+
+/// Asks for the keys and values of positions `from..to`: their rows lie too far apart for the CPU to foresee them.
+#[inline(always)]
+fn ask_for_rows<L: Lanes>(l: L, task: &Task, from: usize, to: usize) {
+    const LINE: usize = 64 / size_of::<bf16>();
+    for position in from..to {
+        for first in (0..task.head_dim).step_by(LINE) {
+            let at = position * task.kv_stride + first;
+            l.prefetch(task.k.wrapping_add(at).cast());
+            l.prefetch(task.v.wrapping_add(at).cast());
         }
     }
 }
@@ -217,14 +201,22 @@ impl Block {
 #[inline(always)]
 unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, band: usize, row: usize, count: usize) {
     for p in 0..block.len.div_ceil(PANEL) {
-        let first = task.first_to_see(block.start + p * PANEL, row, row + count);
+        let first = task.sight.first_to_see(block.start + p * PANEL, row, row + count);
         // SAFETY: the caller's: these rows exist, and the panel is packed.
         unsafe {
             let at = band * task.band_stride + first * task.row_stride;
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
             let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
             let border = Scores { scores, scale: task.scale * std::f32::consts::LOG2_E };
-            multiply_panel::<L, 0>(l, rows, row + count - first, scratch.key_panel(p), PANEL, task.head_dim, &border);
+            multiply_panel::<L, false>(
+                l,
+                rows,
+                row + count - first,
+                scratch.key_panel(p),
+                PANEL,
+                task.head_dim,
+                &border,
+            );
         }
     }
 }
@@ -246,7 +238,7 @@ unsafe fn softmax<L: Lanes>(
     let mut sums = [0.0f32; CHUNK.next_multiple_of(LANES)];
     // First all maxima, then all exponentials: within a row one waits for the other, between rows nothing does.
     for i in 0..count {
-        let seen = block.seen(task.seen(row + i));
+        let seen = block.seen(task.sight.of(row + i));
         // SAFETY: row `i` of the chunk has KV_BLOCK scores; it has a running maximum.
         unsafe {
             let scores = scratch.scores().add(i * KV_BLOCK);
@@ -273,7 +265,7 @@ unsafe fn softmax<L: Lanes>(
         }
     }
     for i in 0..count {
-        let seen = block.seen(task.seen(row + i));
+        let seen = block.seen(task.sight.of(row + i));
         // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities.
         unsafe {
             let scores = scratch.scores().add(i * KV_BLOCK);
@@ -321,12 +313,12 @@ unsafe fn contexts<L: Lanes>(
     count: usize,
 ) {
     // No row of the chunk sees more than the last; what the others do not see has probability 0.
-    let seen = block.seen(task.seen(row + count - 1));
-    let partial = block.seen(task.seen(row)) < seen;
+    let seen = block.seen(task.sight.of(row + count - 1));
+    let partial = block.seen(task.sight.of(row)) < seen;
     if partial && !block.finite {
         // 0 * NaN is NaN: each row gets its own copy of the values, zero where it does not see them.
         for i in 0..count {
-            let seen = block.seen(task.seen(row + i));
+            let seen = block.seen(task.sight.of(row + i));
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
@@ -364,7 +356,7 @@ unsafe fn product<L: Lanes>(
                 stride: scratch.context_stride(),
                 rescale: scratch.rescale().add(i),
             };
-            multiply_panel::<L, 0>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            multiply_panel::<L, false>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }

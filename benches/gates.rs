@@ -1,0 +1,133 @@
+//! What the gates cost beside the model's own work: metrics, listing cases, opening a checkpoint, a whole `verify`.
+//!
+//! `cargo bench --bench gates` prints a table: medians of five, each beside the limit it is meant to keep. Time of
+//! `verify` is from the start of the process to its end, without the run cache; memory is the largest resident set of any
+//! of these processes, pages of mapped files included.
+
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use ndarray::Array2;
+use phasegate::{
+    check::{Metrics, Summary},
+    error::Result,
+    harness::{Arguments, Case, Suite},
+    model::{self, Checkpoint},
+    phase::{Outline, Subject, phase3},
+    settings,
+};
+
+const ROUNDS: usize = 5;
+const MODEL: &str = "smollm2_135m";
+const CASES: usize = 10_000;
+/// Makes this binary list [`CASES`] cases instead of measuring.
+const LIST: &str = "--ten-thousand-cases";
+
+fn main() -> ExitCode {
+    let outcome = if std::env::args().any(|arg| arg == LIST) { list() } else { table().map(|()| ExitCode::SUCCESS) };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Lists the cases of as many copies of the fixtures as it takes, reading each copy's header anew.
+fn list() -> Result<ExitCode> {
+    let root = settings::root();
+    let mut suite = Suite::new("phase3");
+    let mut count = 0;
+    for copy in 0.. {
+        for manifest in model::fixtures(&root)? {
+            let mut outline = Outline::of(&root, &manifest)?;
+            outline.name = format!("{}_{copy:04}", outline.name);
+            for case in phase3::cases(&outline) {
+                if count == CASES {
+                    return Ok(suite.run_with(&Arguments { list: true, ..Arguments::default() }));
+                }
+                suite.case(Case::new(case.name, |_| Ok(())).without_device());
+                count += 1;
+            }
+        }
+    }
+    unreachable!("the loop ends by returning")
+}
+
+fn table() -> Result<()> {
+    let (device, reference) = (noise(1), noise(2));
+    row("metrics of a 2048 x 2048 pair", "ms", 1e3, Some(10.0), || {
+        Metrics::measure(device.view(), reference.view()).map(drop)
+    })?;
+    row("listing 10,000 cases", "s", 1.0, Some(0.3), || run(&std::env::current_exe().expect("this binary"), &[LIST]))?;
+    let subject = Subject::open(MODEL, None)?;
+    let dir = subject.checkpoint.dir().to_owned();
+    row("opening the checkpoint", "ms", 1e3, None, || Checkpoint::open(&dir).map(drop))?;
+    let binary = Path::new(env!("CARGO_BIN_EXE_phasegate"));
+    // Only what `verify` alone takes from here on counts as its memory: these are its first processes.
+    row("verify, 2 prompts", "s", 1.0, Some(0.8), || run(binary, &["verify", MODEL, "--max-prompts", "2"]))?;
+    row("verify, 8 prompts", "s", 1.0, Some(2.0), || run(binary, &["verify", MODEL, "--max-prompts", "8"]))?;
+    let size: u64 = subject.checkpoint.files().filter_map(|path| path.metadata().ok()).map(|m| m.len()).sum();
+    show("peak memory of verify / checkpoint", "x", children_peak_bytes() as f64 / size as f64, Some(1.3));
+    Ok(())
+}
+
+fn noise(seed: u64) -> Array2<f32> {
+    Array2::from_shape_fn((2048, 2048), |(r, c)| {
+        (((r * 2048 + c) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ seed) >> 40) as f32 / 1e7 - 0.5
+    })
+}
+
+/// Measures `work` and shows its median in `unit`, of which a second has `per_second`.
+fn row(
+    what: &str,
+    unit: &str,
+    per_second: f64,
+    limit: Option<f64>,
+    mut work: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    work()?;
+    let mut seconds = vec![];
+    for _ in 0..ROUNDS {
+        let started = Instant::now();
+        work()?;
+        seconds.push(started.elapsed().as_secs_f64());
+    }
+    show(what, unit, Summary::of(&seconds).median * per_second, limit);
+    Ok(())
+}
+
+fn show(what: &str, unit: &str, value: f64, limit: Option<f64>) {
+    let verdict =
+        limit.map_or(String::new(), |limit| format!("{} {limit} {unit}", if value < limit { "under" } else { "OVER" }));
+    println!("{what:36} {value:9.3} {unit:2} {verdict}");
+}
+
+fn run(binary: &Path, args: &[&str]) -> Result<()> {
+    let status = Command::new(binary)
+        .args(args)
+        .env(settings::RUN_CACHE, "off")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .map_err(phasegate::error::Error::io(binary))?;
+    assert!(status.success(), "{} {args:?}: {status}", binary.display());
+    Ok(())
+}
+
+/// The largest resident set that any child has had.
+#[cfg(unix)]
+fn children_peak_bytes() -> u64 {
+    // SAFETY: all zeros is a valid `rusage`, and the call writes one.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
+        usage
+    };
+    // Linux counts in KiB, macOS in bytes.
+    usage.ru_maxrss as u64 * if cfg!(target_os = "macos") { 1 } else { 1024 }
+}
+
+#[cfg(not(unix))]
+fn children_peak_bytes() -> u64 {
+    0
+}
