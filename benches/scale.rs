@@ -43,8 +43,8 @@ fn main() -> Result<()> {
     runner.prefill(&ids)?;
     let prefill = started.elapsed();
     let started = Instant::now();
-    for step in 0..STEPS {
-        runner.decode_step(ids[step], PROMPT + step)?;
+    for (step, &id) in ids.iter().enumerate().take(STEPS) {
+        runner.decode_step(id, PROMPT + step)?;
     }
     let decode = started.elapsed();
     let needed = Memory::of(&subject.config, PROMPT, options.max_positions, &PlanOptions::default())?;
