@@ -67,7 +67,13 @@ fn table() -> Result<()> {
     row("verify, 2 prompts", "s", 1.0, Some(0.8), || run(binary, &["verify", MODEL, "--max-prompts", "2"]))?;
     row("verify, 8 prompts", "s", 1.0, Some(2.0), || run(binary, &["verify", MODEL, "--max-prompts", "8"]))?;
     let size: u64 = subject.checkpoint.files().filter_map(|path| path.metadata().ok()).map(|m| m.len()).sum();
-    show("peak memory of verify / checkpoint", "x", children_peak_bytes() as f64 / size as f64, Some(1.3));
+    show(
+        "peak memory of verify / checkpoint",
+        "x",
+        usage(libc::RUSAGE_CHILDREN).1 as f64 / size as f64,
+        Some(1.3),
+        None,
+    );
     Ok(())
 }
 
@@ -86,20 +92,22 @@ fn row(
     mut work: impl FnMut() -> Result<()>,
 ) -> Result<()> {
     work()?;
-    let mut seconds = vec![];
+    let (mut seconds, before) = (vec![], cpu_seconds());
     for _ in 0..ROUNDS {
         let started = Instant::now();
         work()?;
         seconds.push(started.elapsed().as_secs_f64());
     }
-    show(what, unit, Summary::of(&seconds).median * per_second, limit);
+    let cpu = (cpu_seconds() - before) / ROUNDS as f64 * per_second;
+    show(what, unit, Summary::of(&seconds).median * per_second, limit, Some(cpu));
     Ok(())
 }
 
-fn show(what: &str, unit: &str, value: f64, limit: Option<f64>) {
+fn show(what: &str, unit: &str, value: f64, limit: Option<f64>, cpu: Option<f64>) {
+    let cpu = cpu.map_or(String::new(), |cpu| format!("CPU time {cpu:.3} {unit}"));
     let verdict =
         limit.map_or(String::new(), |limit| format!("{} {limit} {unit}", if value < limit { "under" } else { "OVER" }));
-    println!("{what:36} {value:9.3} {unit:2} {verdict}");
+    println!("{what:36} {value:9.3} {unit:2} {verdict:16} {cpu}");
 }
 
 fn run(binary: &Path, args: &[&str]) -> Result<()> {
@@ -114,20 +122,21 @@ fn run(binary: &Path, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The largest resident set that any child has had.
-#[cfg(unix)]
-fn children_peak_bytes() -> u64 {
+/// CPU time of this process and of the children it has waited for: what a busy machine does not falsify much.
+fn cpu_seconds() -> f64 {
+    usage(libc::RUSAGE_SELF).0 + usage(libc::RUSAGE_CHILDREN).0
+}
+
+/// CPU seconds, and bytes of the largest resident set, of this process or of any child.
+fn usage(who: libc::c_int) -> (f64, u64) {
     // SAFETY: all zeros is a valid `rusage`, and the call writes one.
     let usage = unsafe {
         let mut usage = std::mem::zeroed::<libc::rusage>();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
+        libc::getrusage(who, &mut usage);
         usage
     };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
     // Linux counts in KiB, macOS in bytes.
-    usage.ru_maxrss as u64 * if cfg!(target_os = "macos") { 1 } else { 1024 }
-}
-
-#[cfg(not(unix))]
-fn children_peak_bytes() -> u64 {
-    0
+    let unit = if cfg!(target_os = "macos") { 1 } else { 1024 };
+    (seconds(usage.ru_utime) + seconds(usage.ru_stime), usage.ru_maxrss as u64 * unit)
 }

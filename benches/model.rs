@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench model` prints a table: medians of five rounds, all measurements of a round taken in turn, so that
 //! what else the machine does falls on all of them alike. `cargo bench --bench model -- --serve` answers one request a
-//! line on stdin (`prefill 512`, `decode 128 16`, `products`, `stream`) with one number: that is how
+//! line on stdin (`prefill 512`, `decode 128 16`, `products`, `stream`) with its figure and the CPU time it took: that is how
 //! `fixtures/hf/bench.py` interleaves it with Hugging Face. `MODEL=name` chooses the fixture.
 
 use std::collections::BTreeMap;
@@ -87,6 +87,7 @@ impl Machine {
         for line in std::io::stdin().lock().lines().map_while(std::result::Result::ok) {
             let words: Vec<&str> = line.split_whitespace().collect();
             let number = |i: usize| words.get(i).and_then(|w| w.parse::<usize>().ok()).unwrap_or(1);
+            let before = cpu_seconds();
             let answer = match words.first().copied() {
                 Some("prefill") => self.prefill(number(1))?,
                 Some("decode") => self.decode(number(1), number(2))?,
@@ -94,7 +95,7 @@ impl Machine {
                 Some("stream") => ceiling.stream(),
                 _ => break,
             };
-            println!("{answer}");
+            println!("{answer} {}", cpu_seconds() - before);
             std::io::stdout().flush().expect("stdout");
         }
         Ok(())
