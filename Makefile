@@ -27,7 +27,7 @@ SETS = $(COMMON) $(if $(PROMPTS),--prompts $(PROMPTS))
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench clean
+.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench bench-scale bench-peers clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,8 +79,14 @@ check: ## format, lints, every test
 review: ## look through changed baselines
 	$(CARGO) insta review
 
-bench: ## micro-benchmarks
-	$(CARGO) bench
+bench: ## kernels, prefill, decode and gates beside the machine's limits
+	$(CARGO) bench --bench kernels --bench model --bench gates
+
+bench-scale: ## a generated 1B checkpoint (writes 2.5 GB under target)
+	$(CARGO) bench --bench scale
+
+bench-peers: ## smollm2_135m beside HF transformers, in one run (needs PYTHON with torch and transformers)
+	$(PYTHON) fixtures/hf/bench.py models/smollm2_135m -- $(CARGO) bench --quiet --bench model -- smollm2_135m --serve
 
 clean: ## remove what was built, and pending baselines
 	$(CARGO) clean

@@ -1,6 +1,6 @@
 //! Speed of the compute library on the shapes of SmolLM2-135M, next to the limits of the machine it runs on.
 //!
-//! `ceiling` measures what the silicon gives: pair products out of registers, a stream out of memory. A kernel's figure
+//! The first line says what the silicon gives: pair products out of registers, a stream out of memory. A kernel's figure
 //! means something only as a ratio to the ceiling of the same run. Items are floating-point operations (a multiply-add
 //! is two), bytes are bytes of weights or caches read.
 //!
@@ -14,11 +14,15 @@ use divan::{
 };
 use half::bf16;
 use phasegate::{
-    compute::{Call, Isa, PackedWeight, Pool},
+    compute::{Call, Ceiling, Isa, PackedWeight, Pool},
     settings,
 };
 
 fn main() {
+    let ceiling = Ceiling::new(&POOL, *ISA, 256 << 20);
+    let best = |rate: &dyn Fn() -> f64| (0..5).map(|_| rate()).fold(0.0, f64::max) / 1e9;
+    let (products, stream) = (best(&|| ceiling.products()), best(&|| ceiling.stream()));
+    println!("ceilings: {products:.1} Gitem/s of pair products, {stream:.1} GB/s of stream ({})", *ISA);
     divan::main();
 }
 
@@ -133,76 +137,4 @@ fn pack(bencher: Bencher) {
     let (n, k) = LM_HEAD;
     let rows = values(n * k);
     bencher.counter(BytesCount::new(2 * n * k)).bench_local(|| PackedWeight::pack(&POOL, black_box(&rows), n, k));
-}
-
-/// The limits of the machine.
-#[cfg(target_arch = "x86_64")]
-mod ceiling {
-    use std::{
-        arch::x86_64::*,
-        sync::atomic::{AtomicU64, Ordering},
-    };
-
-    use super::*;
-
-    /// Pair products on registers, on all cores at once.
-    #[divan::bench]
-    fn vdpbf16ps(bencher: Bencher) {
-        const ROUNDS: usize = 20_000;
-        if !Isa::Avx512bf16.supported() {
-            return;
-        }
-        let flops = POOL.threads() * ROUNDS * 24 * 64;
-        // SAFETY: the CPU has the instructions.
-        let body = |_| unsafe { pair_products(ROUNDS) };
-        bencher.counter(ItemsCount::new(flops)).bench_local(|| POOL.for_each(POOL.threads(), body));
-    }
-
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    fn pair_products(rounds: usize) {
-        let one = black_box(_mm512_set1_epi32(0x3f80_3f80));
-        // SAFETY: both are 64 bytes without invalid values.
-        let one = unsafe { std::mem::transmute::<__m512i, __m512bh>(one) };
-        let mut sums = [_mm512_setzero_ps(); 24];
-        for _ in 0..rounds {
-            for sum in &mut sums {
-                *sum = _mm512_dpbf16_ps(*sum, one, one);
-            }
-        }
-        black_box(sums);
-    }
-
-    /// A read of memory that is in no cache, in huge pages where the system gives them, with software prefetch.
-    #[divan::bench]
-    fn stream(bencher: Bencher) {
-        if !Isa::Avx2.supported() {
-            return;
-        }
-        // A packed weight is exactly such memory.
-        let weights = cold_weights(49152, 1024);
-        let bytes: usize = weights.iter().map(PackedWeight::bytes).sum();
-        let pieces: Vec<&[u8]> = weights.iter().flat_map(|w| w.as_bytes().chunks(256 << 10)).collect();
-        let total = AtomicU64::new(0);
-        // SAFETY: the CPU has the instructions.
-        let body = |i: usize| total.fetch_add(unsafe { sum(pieces[i]) }, Ordering::Relaxed);
-        bencher.counter(BytesCount::new(bytes)).bench_local(|| POOL.for_each(pieces.len(), |i| _ = body(i)));
-        black_box(total);
-    }
-
-    #[target_feature(enable = "avx2")]
-    fn sum(piece: &[u8]) -> u64 {
-        let mut sums = [_mm256_setzero_si256(); 4];
-        for chunk in piece.chunks_exact(128) {
-            let at = chunk.as_ptr();
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(4096).cast());
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(4096 + 64).cast());
-            for (i, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: 32 bytes of the chunk.
-                let v = unsafe { _mm256_loadu_si256(at.add(32 * i).cast()) };
-                *sum = _mm256_xor_si256(*sum, v);
-            }
-        }
-        let all = _mm256_xor_si256(_mm256_xor_si256(sums[0], sums[1]), _mm256_xor_si256(sums[2], sums[3]));
-        _mm256_extract_epi64::<0>(all) as u64 ^ _mm256_extract_epi64::<3>(all) as u64
-    }
 }

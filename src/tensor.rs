@@ -34,6 +34,12 @@ pub fn bytes_of(x: &[bf16]) -> &[u8] {
 ///
 /// Shapes: `[2n] bytes -> [n]`; an odd last byte is ignored.
 pub fn bf16_from_le_bytes(bytes: &[u8]) -> Vec<bf16> {
+    let whole = &bytes[..bytes.len() / 2 * 2];
+    if cfg!(target_endian = "little")
+        && let Ok(aligned) = bytemuck::try_cast_slice(whole)
+    {
+        return aligned.to_vec();
+    }
     bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect()
 }
 

@@ -49,6 +49,8 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
         args.beside().map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan())).transpose()?;
     let findings = compare(&bench, &prompts, "verify")?;
     let kl = phase3::kl(&bench, &prompts)?;
+    // What follows judges and writes: the weights need not be in memory beside a parsed tokenizer and a second device's.
+    bench.retire();
     let mut report = report(if full { "verify-full" } else { "verify" }, &bench, &findings, &kl, started)?;
     if let Some(other) = &other {
         let others = compare(other, &prompts, "beside")?;

@@ -16,9 +16,11 @@ use super::{
 mod block;
 mod border;
 mod scratch;
+mod split;
 
 pub(super) use block::pack_values;
 use block::{Decode, Prefill};
+pub(super) use split::{Sight, Split};
 
 /// `out = softmax(scale * q · kᵀ + mask) · v` for every head; head h reads kv head `h / (heads / kv_heads)`.
 ///

@@ -10,6 +10,7 @@ use super::{
     exp::exp,
     lanes::{LANES, Lanes, Lanewise},
     pool::{Kernel, Worker},
+    rounding::{Nearest, Rounding},
     view::{Dst, Src},
 };
 
@@ -79,8 +80,10 @@ pub(super) trait Function {
     fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F;
 }
 
+/// A sum, rounded as the datapath does.
+pub(super) struct Plus<R>(pub(super) R);
+
 pub(super) struct SiluTimes;
-struct Plus;
 struct Gelu;
 
 impl Function for SiluTimes {
@@ -90,10 +93,10 @@ impl Function for SiluTimes {
     }
 }
 
-impl Function for Plus {
+impl<R: Rounding> Function for Plus<R> {
     #[inline(always)]
     fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F {
-        l.add(a, b)
+        self.0.round(l, l.add(a, b))
     }
 }
 
@@ -147,6 +150,23 @@ pub(super) struct Share<'a, F> {
     pub(super) worker: &'a Worker<'a>,
 }
 
+impl<F: Function> Share<'_, F> {
+    /// Panics unless all three are of one length.
+    pub(super) fn alike(self, isa: Isa, name: &str) {
+        let len = self.y.len();
+        assert!(self.a.len() == len && self.b.len() == len, "{name}: an operand and the result differ in length");
+        isa.dispatch(self);
+    }
+
+    /// Panics unless `b` is a row of the others.
+    pub(super) fn by_row(self, isa: Isa, name: &str) {
+        let (len, cols) = (self.y.len(), self.b.len());
+        assert!(self.a.len() == len, "{name}: x and y differ in length");
+        assert!(len.is_multiple_of(cols), "{name}: y is not [rows, {cols}]");
+        isa.dispatch(self);
+    }
+}
+
 impl<F: Function> Lanewise for Share<'_, F> {
     type Output = ();
 
@@ -176,8 +196,11 @@ impl<F: Function> Lanewise for Share<'_, F> {
 unsafe impl Kernel for SiluMul {
     fn run(&self, worker: &Worker<'_>) {
         let (gate, up, out) = (self.gate, self.up, self.out);
-        assert!(gate.len() == out.len() && up.len() == out.len(), "silu_mul: gate, up and out differ in length");
-        self.isa.dispatch(Share { f: SiluTimes, a: gate, b: up, y: out, worker });
+        Share { f: SiluTimes, a: gate, b: up, y: out, worker }.alike(self.isa, "silu_mul");
+    }
+
+    fn alone(&self) -> bool {
+        self.out.len() <= TASK
     }
 }
 
@@ -185,8 +208,11 @@ unsafe impl Kernel for SiluMul {
 unsafe impl Kernel for Add {
     fn run(&self, worker: &Worker<'_>) {
         let (a, b, out) = (self.a, self.b, self.out);
-        assert!(a.len() == out.len() && b.len() == out.len(), "add: a, b and out differ in length");
-        self.isa.dispatch(Share { f: Plus, a, b, y: out, worker });
+        Share { f: Plus(Nearest), a, b, y: out, worker }.alike(self.isa, "add");
+    }
+
+    fn alone(&self) -> bool {
+        self.out.len() <= TASK
     }
 }
 
@@ -194,17 +220,22 @@ unsafe impl Kernel for Add {
 unsafe impl Kernel for BiasAdd {
     fn run(&self, worker: &Worker<'_>) {
         let (x, bias, y) = (self.x, self.bias, self.y);
-        assert!(x.len() == y.len(), "bias_add: x and y differ in length");
-        assert!(y.len().is_multiple_of(bias.len()), "bias_add: y is not [rows, {}]", bias.len());
-        self.isa.dispatch(Share { f: Plus, a: x, b: bias, y, worker });
+        Share { f: Plus(Nearest), a: x, b: bias, y, worker }.by_row(self.isa, "bias_add");
+    }
+
+    fn alone(&self) -> bool {
+        self.y.len() <= TASK
     }
 }
 
 // SAFETY: tasks are disjoint pieces of `y`, each claimed once.
 unsafe impl Kernel for GeluTanh {
     fn run(&self, worker: &Worker<'_>) {
-        assert!(self.x.len() == self.y.len(), "gelu_tanh: x and y differ in length");
-        self.isa.dispatch(Share { f: Gelu, a: self.x, b: self.x, y: self.y, worker });
+        Share { f: Gelu, a: self.x, b: self.x, y: self.y, worker }.alike(self.isa, "gelu_tanh");
+    }
+
+    fn alone(&self) -> bool {
+        self.y.len() <= TASK
     }
 }
 

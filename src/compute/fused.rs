@@ -12,7 +12,7 @@ use super::{
     lanes::{LANES, Lanes, Lanewise},
     pack::PANEL,
     pool::{Kernel, Worker},
-    tile::{Border, Rows, multiply},
+    tile::{AHEAD, Border, Rows, multiply},
     view::{Dst, Src},
 };
 
@@ -80,7 +80,7 @@ impl Lanewise for GemvAddShare<'_> {
                     let mut part = [[l.splat(0.0); VECS]];
                     let rows = Rows { first: self.x.ptr().add(first), stride: k };
                     let panel = self.w.panel(p).add(first / 2 * PANEL);
-                    multiply::<L, 1, VECS, 0>(l, rows, panel, step.min(k - first), &mut part);
+                    multiply::<L, 1, VECS, true>(l, rows, panel, step.min(k - first), AHEAD, &mut part);
                     for v in 0..VECS {
                         sums[0][v] = l.add(sums[0][v], part[0][v]);
                         if self.narrow.is_some() {

@@ -12,7 +12,7 @@ use super::{
     lanes::{LANES, Lanes, Lanewise},
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
-    tile::{Border, Rows, multiply, multiply_panel},
+    tile::{AHEAD, Border, Rows, multiply, multiply_panel},
     view::{Dst, Src},
 };
 
@@ -83,14 +83,12 @@ pub struct Gemv<W> {
     pub isa: Isa,
 }
 
-/// Rows a task of [`Gemm`] takes: their A stays in the L2 cache while the panels pass.
-const TASK_ROWS: usize = 120;
-/// Panels a task of [`Gemm`] takes.
-const TASK_PANELS: usize = 6;
+/// Bytes of A whose rows meet the panels one after the other: they stay in the L2 cache meanwhile.
+const BLOCK_BYTES: usize = 256 << 10;
+/// Rows of the largest tile of any instruction set.
+const TILE: usize = 12;
 /// Weight bytes a task of [`Gemv`] reads at least: enough to hide taking it.
-const TASK_BYTES: usize = 64 << 10;
-/// How far [`Gemv`] asks ahead, in u32.
-const GEMV_PREFETCH: usize = 1024;
+const TASK_BYTES: usize = 32 << 10;
 
 // SAFETY: tasks are disjoint blocks of rows and columns of `c`, each claimed once.
 unsafe impl<W: Borrow<PackedWeight> + Sync> Kernel for Gemm<W> {
@@ -113,6 +111,12 @@ unsafe impl<W: Borrow<PackedWeight> + Sync> Kernel for Gemv<W> {
     }
 }
 
+/// Rows of a block of A of `m` rows: blocks of much the same size, in whole tiles.
+fn block_rows(m: usize, k: usize) -> usize {
+    let most = (BLOCK_BYTES / (k.max(1) * size_of::<bf16>())).max(TILE);
+    m.div_ceil(m.div_ceil(most).max(1)).next_multiple_of(TILE)
+}
+
 struct GemmShare<'a> {
     a: Src<bf16>,
     w: &'a PackedWeight,
@@ -127,25 +131,23 @@ impl Lanewise for GemmShare<'_> {
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
         let (n, k) = (self.w.n(), self.w.k());
-        let groups = self.w.panels().div_ceil(TASK_PANELS);
-        let tasks = self.m.div_ceil(TASK_ROWS) * groups;
+        let panels = self.w.panels();
+        let block = block_rows(self.m, k);
         let rows = Rows { first: self.a.ptr(), stride: k };
         loop {
+            // A task is one panel times one block of rows; neighbours share their rows.
             let task = self.worker.claim();
-            if task >= tasks {
+            let row = task / panels.max(1) * block;
+            if row >= self.m || panels == 0 {
                 break;
             }
-            // Neighbouring tasks share their panels: two workers then read the same weights at the same time.
-            let row = task / groups * TASK_ROWS;
-            let count = TASK_ROWS.min(self.m - row);
-            let first = task % groups * TASK_PANELS;
-            for p in first..(first + TASK_PANELS).min(self.w.panels()) {
-                let column = p * PANEL;
-                let border = Store { c: self.c, n, row, column };
-                // SAFETY: rows `row..row + count` of `a` and `c` exist, and the panel's columns are cut at `n`.
-                unsafe {
-                    multiply_panel(l, rows.from(row), count, self.w.panel(p), PANEL.min(n - column), k, &border);
-                }
+            let count = block.min(self.m - row);
+            let p = task % panels;
+            let border = Store { c: self.c, n, row, column: p * PANEL };
+            // SAFETY: rows `row..row + count` of `a` and `c` exist, and the panel's columns are cut at `n`.
+            unsafe {
+                let columns = PANEL.min(n - p * PANEL);
+                multiply_panel::<L, true>(l, rows.from(row), count, self.w.panel(p), columns, k, &border);
             }
         }
     }
@@ -163,26 +165,52 @@ impl Lanewise for GemvShare<'_> {
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        const VECS: usize = PANEL / LANES;
         let (n, k, panels) = (self.w.n(), self.w.k(), self.w.panels());
         let step = TASK_BYTES.div_ceil(self.w.panel_len().max(1) * size_of::<u32>());
-        let rows = Rows { first: self.x.ptr(), stride: k };
-        loop {
-            let first = self.worker.claim() * step;
-            if first >= panels {
-                break;
+        let mut task = self.worker.claim();
+        let mut p = task * step;
+        while p < panels {
+            // The next piece is taken before this one is read, so that its first lines can be asked for in time.
+            let mut next = p + 1;
+            if next == (task + 1) * step {
+                task = self.worker.claim();
+                next = task * step;
             }
-            for p in first..(first + step).min(panels) {
-                let border = Store { c: self.y, n, row: 0, column: p * PANEL };
-                let mut sums = [[l.splat(0.0); VECS]];
-                // SAFETY: one row of `k` elements, a panel of `k`, columns cut at `n`.
-                unsafe {
-                    multiply::<L, 1, VECS, GEMV_PREFETCH>(l, rows, self.w.panel(p), k, &mut sums);
-                    border.finish(l, 0, 0, &sums);
-                }
+            let border = Store { c: self.y, n, row: 0, column: p * PANEL };
+            // SAFETY: one row of `k` elements, a panel of `k`, columns cut at `n`; the next panel is only asked for.
+            unsafe {
+                let sums = whole_panel(l, self.x.ptr(), self.w.panel(p), k, self.w.panel(next.min(panels - 1)));
+                border.finish(l, 0, 0, &sums);
             }
+            p = next;
         }
     }
+}
+
+/// The product of one row and one panel, asking for the lines of this panel and then for the first ones of `next`.
+///
+/// # Safety
+/// `x` has `k` elements, `panel` is a panel of `k`.
+#[inline(always)]
+unsafe fn whole_panel<L: Lanes>(
+    l: L,
+    x: *const bf16,
+    panel: *const u32,
+    k: usize,
+    next: *const u32,
+) -> [[L::F; PANEL / LANES]; 1] {
+    const TAIL: usize = AHEAD as usize / PANEL;
+    let body = (k / 2).saturating_sub(TAIL);
+    let mut sums = [[l.splat(0.0); PANEL / LANES]];
+    // SAFETY: the caller's; the body is whole pairs.
+    unsafe {
+        let rows = Rows { first: x, stride: k };
+        multiply::<L, 1, { PANEL / LANES }, true>(l, rows, panel, 2 * body, AHEAD, &mut sums);
+        let (rows, tail) = (Rows { first: x.add(2 * body), stride: k }, panel.add(body * PANEL));
+        let ahead = (next.addr() as isize - tail.addr() as isize) / size_of::<u32>() as isize;
+        multiply::<L, 1, { PANEL / LANES }, true>(l, rows, tail, k - 2 * body, ahead, &mut sums);
+    }
+    sums
 }
 
 /// Starts at zero and stores to C, cutting the columns that are padding.

@@ -14,6 +14,7 @@
 mod arena;
 mod attention;
 mod call;
+mod ceiling;
 mod elementwise;
 mod exp;
 mod fused;
@@ -27,6 +28,8 @@ pub mod npu2;
 mod pack;
 mod pool;
 mod rope;
+mod rounding;
+mod scratch;
 #[cfg(test)]
 mod testing;
 mod tile;
@@ -34,6 +37,7 @@ mod view;
 
 pub use attention::{Attention, DecodeAttention};
 pub use call::Call;
+pub use ceiling::Ceiling;
 pub use elementwise::{Add, BiasAdd, GeluTanh, SiluMul};
 pub use fused::{GemvAdd, Swiglu};
 pub use gemm::{Gemm, Gemv, Out};

@@ -34,35 +34,70 @@ pub struct RmsNorm {
 // SAFETY: tasks are disjoint rows of `y`, each claimed once.
 unsafe impl Kernel for RmsNorm {
     fn run(&self, worker: &Worker<'_>) {
-        assert_eq!(self.x.len(), self.y.len(), "rms_norm: x and y differ in length");
-        let cols = self.weight.len();
-        assert!(self.x.len().is_multiple_of(cols), "rms_norm: x is not [rows, {cols}]");
-        self.isa.dispatch(Share { kernel: self, worker });
+        let RmsNorm { x, weight, eps, y, isa } = *self;
+        Share { x, weight, y, row: InF32 { eps }, worker }.run(isa);
+    }
+
+    fn alone(&self) -> bool {
+        self.y.len() <= TASK
     }
 }
 
-struct Share<'a> {
-    kernel: &'a RmsNorm,
-    worker: &'a Worker<'a>,
+/// What is done with one row.
+pub(super) trait NormRow {
+    /// # Safety
+    /// `x`, `weight` and `y` are valid for `cols` elements; `y` is `x` or overlaps neither.
+    unsafe fn norm<L: Lanes>(&self, l: L, x: *const bf16, weight: *const bf16, y: *mut bf16, cols: usize);
 }
 
-impl Lanewise for Share<'_> {
+struct InF32 {
+    eps: f32,
+}
+
+impl NormRow for InF32 {
+    #[inline(always)]
+    unsafe fn norm<L: Lanes>(&self, l: L, x: *const bf16, weight: *const bf16, y: *mut bf16, cols: usize) {
+        // SAFETY: the caller's.
+        unsafe { normalise(l, x, weight, self.eps, y, cols) }
+    }
+}
+
+/// One worker's share of the rows.
+pub(super) struct Share<'a, R> {
+    pub(super) x: Src<bf16>,
+    pub(super) weight: Src<bf16>,
+    pub(super) y: Dst<bf16>,
+    pub(super) row: R,
+    pub(super) worker: &'a Worker<'a>,
+}
+
+impl<R: NormRow> Share<'_, R> {
+    /// Panics if the views do not fit each other.
+    pub(super) fn run(self, isa: Isa) {
+        assert_eq!(self.x.len(), self.y.len(), "rms_norm: x and y differ in length");
+        let cols = self.weight.len();
+        assert!(self.x.len().is_multiple_of(cols), "rms_norm: x is not [rows, {cols}]");
+        isa.dispatch(self);
+    }
+}
+
+impl<R: NormRow> Lanewise for Share<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        let RmsNorm { x, weight, eps, y, .. } = *self.kernel;
+        let Share { x, weight, y, row: norm, worker } = self;
         let cols = weight.len();
         let rows = x.len() / cols.max(1);
         let step = TASK.div_ceil(cols.max(1));
         loop {
-            let first = self.worker.claim() * step;
+            let first = worker.claim() * step;
             if first >= rows {
                 break;
             }
             for row in first..(first + step).min(rows) {
                 // SAFETY: row `row` exists in `x` and `y`, and is claimed by this worker only.
-                unsafe { normalise(l, x.ptr().add(row * cols), weight.ptr(), eps, y.ptr().add(row * cols), cols) };
+                unsafe { norm.norm(l, x.ptr().add(row * cols), weight.ptr(), y.ptr().add(row * cols), cols) };
             }
         }
     }

@@ -53,6 +53,11 @@ impl Worker<'_> {
 pub unsafe trait Kernel: Sync {
     /// Does pieces of the work until none is left.
     fn run(&self, worker: &Worker<'_>);
+
+    /// Whether there is only one piece: then nobody else is called.
+    fn alone(&self) -> bool {
+        false
+    }
 }
 
 /// A fixed set of workers; the calling thread is one of them. Dropping the pool ends and joins the others.
@@ -88,6 +93,22 @@ unsafe impl Send for Shared {}
 
 thread_local! {
     static INSIDE_KERNEL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is inside a kernel as long as the value lives, a panic included.
+struct Inside;
+
+impl Inside {
+    fn enter() -> Inside {
+        INSIDE_KERNEL.set(true);
+        Inside
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE_KERNEL.set(false);
+    }
 }
 
 impl Pool {
@@ -135,6 +156,13 @@ impl Pool {
             return;
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        if kernels.iter().all(|kernel| kernel.alone()) {
+            let _inside = Inside::enter();
+            for kernel in kernels {
+                kernel.run(&Worker { index: 0, next: &AtomicUsize::new(0) });
+            }
+            return;
+        }
         let shared = &*self.shared;
         // SAFETY: only the lifetime is erased; members alone read the kernels, and `work` returns after all have arrived.
         let erased = unsafe { std::mem::transmute::<*const [&dyn Kernel], *const [&'static dyn Kernel]>(kernels) };
@@ -143,9 +171,10 @@ impl Pool {
         shared.next[0].0.store(0, Ordering::Relaxed);
         let place = shared.phase.open();
         shared.start.notify();
-        INSIDE_KERNEL.set(true);
-        shared.work(0, place, kernels);
-        INSIDE_KERNEL.set(false);
+        {
+            let _inside = Inside::enter();
+            shared.work(0, place, kernels);
+        }
         let payload = if shared.failed.swap(false, Ordering::Relaxed) {
             shared.payload.lock().unwrap_or_else(PoisonError::into_inner).take()
         } else {

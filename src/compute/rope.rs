@@ -8,6 +8,7 @@ use super::{
     Isa,
     lanes::{LANES, Lanes, Lanewise},
     pool::{Kernel, Worker},
+    rounding::{Nearest, Rounding},
     view::{Dst, Src},
 };
 
@@ -35,36 +36,53 @@ pub struct Rope {
 // SAFETY: tasks are disjoint rows of `y`, each claimed once.
 unsafe impl Kernel for Rope {
     fn run(&self, worker: &Worker<'_>) {
+        let Rope { x, lut, y, head_dim, isa } = *self;
+        Share { x, lut, y, head_dim, rounding: Nearest, worker }.run(isa);
+    }
+
+    fn alone(&self) -> bool {
+        self.y.len() <= TASK
+    }
+}
+
+/// One worker's share of the rows.
+pub(super) struct Share<'a, R> {
+    pub(super) x: Src<bf16>,
+    pub(super) lut: Src<bf16>,
+    pub(super) y: Dst<bf16>,
+    pub(super) head_dim: usize,
+    pub(super) rounding: R,
+    pub(super) worker: &'a Worker<'a>,
+}
+
+impl<R: Rounding> Share<'_, R> {
+    /// Panics if the views do not fit each other.
+    pub(super) fn run(self, isa: Isa) {
         let (len, head_dim) = (self.y.len(), self.head_dim);
         assert!(self.x.len() == len && self.lut.len() == len, "rope: x, lut and y differ in length");
         assert!(head_dim > 0 && head_dim.is_multiple_of(2), "rope: head_dim {head_dim} is not even");
         assert!(len.is_multiple_of(head_dim), "rope: x is not [rows, {head_dim}]");
-        self.isa.dispatch(Share { kernel: self, worker });
+        isa.dispatch(self);
     }
 }
 
-struct Share<'a> {
-    kernel: &'a Rope,
-    worker: &'a Worker<'a>,
-}
-
-impl Lanewise for Share<'_> {
+impl<R: Rounding> Lanewise for Share<'_, R> {
     type Output = ();
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        let Rope { x, lut, y, head_dim, .. } = *self.kernel;
+        let Share { x, lut, y, head_dim, rounding, worker } = self;
         let rows = x.len() / head_dim;
         let step = TASK.div_ceil(head_dim);
         loop {
-            let first = self.worker.claim() * step;
+            let first = worker.claim() * step;
             if first >= rows {
                 break;
             }
             for row in first..(first + step).min(rows) {
                 let at = row * head_dim;
                 // SAFETY: row `row` exists in all three, and is claimed by this worker only.
-                unsafe { rotate(l, x.ptr().add(at), lut.ptr().add(at), y.ptr().add(at), head_dim / 2) };
+                unsafe { rotate(l, rounding, x.ptr().add(at), lut.ptr().add(at), y.ptr().add(at), head_dim / 2) };
             }
         }
     }
@@ -73,7 +91,7 @@ impl Lanewise for Share<'_> {
 /// # Safety
 /// All three are valid for `2 * half` elements; `y` is `x` or overlaps neither.
 #[inline(always)]
-unsafe fn rotate<L: Lanes>(l: L, x: *const bf16, lut: *const bf16, y: *mut bf16, half: usize) {
+unsafe fn rotate<L: Lanes>(l: L, rounding: impl Rounding, x: *const bf16, lut: *const bf16, y: *mut bf16, half: usize) {
     for i in (0..half).step_by(LANES) {
         let len = LANES.min(half - i);
         // SAFETY: `len` elements from `i` and from `half + i` on exist, and are read before they are written.
@@ -81,8 +99,8 @@ unsafe fn rotate<L: Lanes>(l: L, x: *const bf16, lut: *const bf16, y: *mut bf16,
             let (x0, x1) = (load(l, x.add(i), len), load(l, x.add(half + i), len));
             let (cos, sin) = (load(l, lut.add(i), len), load(l, lut.add(half + i), len));
             // A product of bf16 is exact in f32, so FMA or not gives the same bits.
-            store(l, y.add(i), l.sub(l.mul(x0, cos), l.mul(x1, sin)), len);
-            store(l, y.add(half + i), l.mul_add(x1, cos, l.mul(x0, sin)), len);
+            store(l, y.add(i), rounding.round(l, l.sub(l.mul(x0, cos), l.mul(x1, sin))), len);
+            store(l, y.add(half + i), rounding.round(l, l.mul_add(x1, cos, l.mul(x0, sin))), len);
         }
     }
 }
@@ -90,7 +108,7 @@ unsafe fn rotate<L: Lanes>(l: L, x: *const bf16, lut: *const bf16, y: *mut bf16,
 /// # Safety
 /// `p` is valid for reads of `len <= LANES` elements.
 #[inline(always)]
-pub(super) unsafe fn load<L: Lanes>(l: L, p: *const bf16, len: usize) -> L::F {
+unsafe fn load<L: Lanes>(l: L, p: *const bf16, len: usize) -> L::F {
     // SAFETY: the caller's.
     unsafe {
         if len == LANES {
@@ -105,7 +123,7 @@ pub(super) unsafe fn load<L: Lanes>(l: L, p: *const bf16, len: usize) -> L::F {
 /// # Safety
 /// `p` is valid for writes of `len <= LANES` elements.
 #[inline(always)]
-pub(super) unsafe fn store<L: Lanes>(l: L, p: *mut bf16, v: L::F, len: usize) {
+unsafe fn store<L: Lanes>(l: L, p: *mut bf16, v: L::F, len: usize) {
     // SAFETY: the caller's.
     unsafe {
         if len == LANES {

@@ -14,6 +14,9 @@ use super::{
     pack::PANEL,
 };
 
+/// How far ahead cache lines of a panel are asked for, in u32.
+pub(super) const AHEAD: isize = 1024;
+
 /// Rows `[.., k]` of the left operand, `stride` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
@@ -35,17 +38,18 @@ impl Rows {
 
 /// Adds the product of `M` rows and `V` vectors of columns to `acc`: `acc[m][v] += sum over k of a[m][k] * w[k][v]`.
 ///
-/// `PREFETCH` u32 ahead of every load the cache line is asked for, unless it is 0.
+/// With `ASK`, the cache line `ahead` u32 from each load is asked for.
 ///
 /// # Safety
 /// `rows` has `M` rows of `k` elements; `panel` points to a vector of columns of a panel of `k` and `V` vectors do not
 /// leave the panel's row.
 #[inline(always)]
-pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const PREFETCH: usize>(
+pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const ASK: bool>(
     l: L,
     rows: Rows,
     panel: *const u32,
     k: usize,
+    ahead: isize,
     acc: &mut [[L::F; V]; M],
 ) {
     let mut sums = *acc;
@@ -53,17 +57,21 @@ pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const PR
         // SAFETY: `pair` is a pair of the panel and of every row.
         unsafe {
             let at = panel.add(pair * PANEL);
-            if PREFETCH > 0 {
+            if ASK {
                 for v in 0..V {
-                    l.prefetch(at.wrapping_add(v * LANES + PREFETCH));
+                    l.prefetch(at.wrapping_offset(ahead).wrapping_add(v * LANES));
                 }
             }
             let mut columns = [l.pairs(at); V];
             for v in 1..V {
                 columns[v] = l.pairs(at.add(v * LANES));
             }
+            // From row to row by addition: with a multiple of the stride for each row the compiler computes all of them
+            // ahead of the loop, loads all rows at once and spills the sums.
+            let mut row = rows.first.add(2 * pair);
             for m in 0..M {
-                let a = l.pair(rows.first.add(m * rows.stride + 2 * pair));
+                let a = l.pair(row);
+                row = row.wrapping_add(rows.stride);
                 for v in 0..V {
                     sums[m][v] = l.dot(sums[m][v], a, columns[v]);
                 }
@@ -107,12 +115,13 @@ pub(super) trait Border {
     );
 }
 
-/// Multiplies `count` rows by one panel of `columns` columns, tile by tile.
+/// Multiplies `count` rows by one panel of `columns` columns, tile by tile; with `ASK` the first tile asks for the
+/// panel's cache lines ahead of the loads.
 ///
 /// # Safety
 /// `rows` has `count` rows of `k` elements, `panel` is a panel of `k`, `border` is made for `count` rows and `columns`.
 #[inline(always)]
-pub(super) unsafe fn multiply_panel<L: Lanes>(
+pub(super) unsafe fn multiply_panel<L: Lanes, const ASK: bool>(
     l: L,
     rows: Rows,
     count: usize,
@@ -122,24 +131,30 @@ pub(super) unsafe fn multiply_panel<L: Lanes>(
     border: &impl Border,
 ) {
     let mut row = 0;
+    if ASK && L::TILE_ROWS >= 12 && count >= 12 {
+        // SAFETY: there are twelve rows.
+        row += unsafe { step::<L, 12, 2, true>(l, rows, row, panel, columns, k, border) };
+    }
     while row < count {
         let left = count - row;
         // SAFETY: `left` rows are left, and a step takes no more than that.
         row += unsafe {
             if L::TILE_ROWS >= 12 && left >= 12 {
-                step::<L, 12, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 12, 2, false>(l, rows, row, panel, columns, k, border)
             } else if L::TILE_ROWS >= 12 && left >= 8 {
-                step::<L, 8, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 8, 2, false>(l, rows, row, panel, columns, k, border)
             } else if L::TILE_ROWS >= 12 && left >= 4 {
-                step::<L, 4, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 4, 2, false>(l, rows, row, panel, columns, k, border)
+            } else if L::TILE_ROWS >= 12 && left == 3 {
+                step::<L, 3, 2, false>(l, rows, row, panel, columns, k, border)
             } else if L::TILE_ROWS >= 12 && left >= 2 {
-                step::<L, 2, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 2, 2, false>(l, rows, row, panel, columns, k, border)
             } else if L::TILE_ROWS >= 4 && left >= 4 {
-                step::<L, 4, 1>(l, rows, row, panel, columns, k, border)
+                step::<L, 4, 1, false>(l, rows, row, panel, columns, k, border)
             } else if left >= 2 {
-                step::<L, 2, 1>(l, rows, row, panel, columns, k, border)
+                step::<L, 2, 1, false>(l, rows, row, panel, columns, k, border)
             } else {
-                step::<L, 1, 2>(l, rows, row, panel, columns, k, border)
+                step::<L, 1, 2, false>(l, rows, row, panel, columns, k, border)
             }
         };
     }
@@ -147,7 +162,7 @@ pub(super) unsafe fn multiply_panel<L: Lanes>(
 
 /// One tile of `M` rows over all columns of the panel; gives `M`.
 #[inline(always)]
-unsafe fn step<L: Lanes, const M: usize, const V: usize>(
+unsafe fn step<L: Lanes, const M: usize, const V: usize, const ASK: bool>(
     l: L,
     rows: Rows,
     row: usize,
@@ -160,7 +175,7 @@ unsafe fn step<L: Lanes, const M: usize, const V: usize>(
         // SAFETY: the caller's; the panel is padded to PANEL columns, a multiple of the step.
         unsafe {
             let mut tile = border.start::<L, M, V>(l, row, column);
-            multiply::<L, M, V, 0>(l, rows.from(row), panel.add(column), k, &mut tile);
+            multiply::<L, M, V, ASK>(l, rows.from(row), panel.add(column), k, AHEAD, &mut tile);
             border.finish(l, row, column, &tile);
         }
     }

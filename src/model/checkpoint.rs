@@ -32,11 +32,20 @@ pub trait Weights: Send + Sync {
     ///
     /// Errors: [`Error::Tensor`] where there is none.
     fn bf16(&self, name: &str) -> Result<Cow<'_, [bf16]>>;
+
+    /// Says that a tensor has been taken over and that its memory may go; it can still be read.
+    fn release(&self, _name: &str) {}
 }
 
 impl Weights for Checkpoint {
     fn bf16(&self, name: &str) -> Result<Cow<'_, [bf16]>> {
         Checkpoint::bf16(self, name)
+    }
+
+    fn release(&self, name: &str) {
+        if let Some((file, _, stored)) = self.find(name) {
+            file.release(&stored);
+        }
     }
 }
 

@@ -48,6 +48,7 @@ pub fn of_tensors(file: &SafetensorsFile, threads: usize) -> BTreeMap<String, St
         let mut done = Vec::new();
         while let Some((name, bytes)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             done.push((name.to_string(), sha256(bytes)));
+            file.release(name);
         }
         done
     };

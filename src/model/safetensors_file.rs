@@ -85,6 +85,23 @@ impl SafetensorsFile {
     }
 }
 
+impl SafetensorsFile {
+    /// Gives a tensor's pages back to the system: they no longer count as this process's memory, and whoever reads the
+    /// tensor next gets them anew from the file or the system's cache of it.
+    pub fn release(&self, name: &str) {
+        #[cfg(unix)]
+        if let Some(t) = self.tensors.get(name) {
+            // Advice: where it is refused, the pages stay.
+            // SAFETY: the map is read-only and backed by a file that nobody changes (see `open`), so a page that is
+            // dropped comes back with the same bytes, whoever holds a slice of it.
+            let _ =
+                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, t.range.0, t.bytes()) };
+        }
+        #[cfg(not(unix))]
+        let _ = name;
+    }
+}
+
 type Header = (BTreeMap<String, StoredTensor>, BTreeMap<String, String>);
 
 /// Checks and reads a header; `bytes` is the whole file.

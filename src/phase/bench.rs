@@ -230,6 +230,11 @@ impl Bench {
         f(runner)
     }
 
+    /// Frees the runner and with it the packed weights; the records stay, and a later run sets it up anew.
+    pub fn retire(&self) {
+        *self.runner.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     fn key(&self, ids: &[u32], teacher: &[u32], taps: &TapRequest) -> Result<RunKey> {
         let config = &self.subject.config;
         let seq_len = npu::bucket(ids.len(), config.max_position_embeddings);

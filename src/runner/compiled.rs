@@ -44,6 +44,7 @@ pub(super) fn compile(
     statics: &mut HashMap<(Source, usize), BufferHandle>,
 ) -> Result<Compiled> {
     let mut handles: Vec<BufferHandle> = Vec::with_capacity(plan.buffers.len());
+    let mut uploads: Vec<(BufferHandle, &Source)> = vec![];
     // A home may stand behind the buffers that lie in it.
     let mut homes: HashMap<BufferId, BufferHandle> = HashMap::new();
     for (at, buffer) in plan.buffers.iter().enumerate() {
@@ -59,7 +60,7 @@ pub(super) fn compile(
         match &buffer.source {
             Source::Run => {}
             Source::Tensor(_) | Source::Padded { .. } => {
-                device.write(handle, 0, tensor::bytes_of(&content(weights, &buffer.source)?))?;
+                uploads.push((handle, &buffer.source));
                 statics.insert(key, handle);
             }
             Source::RopeLut { .. } => {
@@ -68,6 +69,14 @@ pub(super) fn compile(
             }
         }
         handles.push(handle);
+    }
+    // The largest first: while a tensor is taken over it is in memory twice, and then little else is there yet.
+    uploads.sort_by_key(|&(handle, _)| std::cmp::Reverse(device.spec(handle).bytes()));
+    for (handle, source) in uploads {
+        device.write(handle, 0, tensor::bytes_of(&content(weights, source)?))?;
+        if let Source::Tensor(tensor) | Source::Padded { tensor, .. } = source {
+            weights.release(tensor);
+        }
     }
     let mut dispatches = Vec::with_capacity(plan.steps.len());
     for step in &plan.steps {

@@ -11,7 +11,7 @@ use crate::compute::{Isa, Pool};
 use crate::device::Arithmetic;
 use crate::device::emu::EmuDevice;
 use crate::error::Result;
-use crate::model::{Checkpoint, ModelConfig};
+use crate::model::{Checkpoint, ModelConfig, Weights};
 use crate::plan::{BiasLowering, BufferId, Op, Tuning};
 
 fn runner(model: &str, options: &RunnerOptions) -> NpuRunner {
@@ -359,4 +359,34 @@ fn poison_reaches_shared_memory() {
     r.add_hook(look.clone());
     r.prefill(&ids(9)).unwrap();
     assert!(look.lock().unwrap().0 > 0);
+}
+
+/// Notes in which order tensors are taken over.
+struct Noted(Checkpoint, Mutex<Vec<(usize, String)>>);
+
+impl Weights for Noted {
+    fn bf16(&self, name: &str) -> Result<std::borrow::Cow<'_, [bf16]>> {
+        self.0.bf16(name)
+    }
+
+    fn release(&self, name: &str) {
+        let bytes = self.0.bytes(name).map_or(0, <[u8]>::len);
+        self.1.lock().unwrap().push((bytes, name.into()));
+    }
+}
+
+/// While a tensor is packed it is in memory twice; the largest is so when little else is there yet.
+#[test]
+fn weights_are_taken_over_once_the_largest_first_and_released() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny_llama/checkpoint");
+    let (config, _) = ModelConfig::from_file(&dir).unwrap();
+    let weights = Arc::new(Noted(Checkpoint::open(&dir).unwrap(), Mutex::default()));
+    let (pool, isa) = (Arc::new(Pool::new(1)), Isa::detect());
+    let device = Box::new(EmuDevice::new(isa, pool.clone(), Arithmetic::Ieee));
+    NpuRunner::new(config, weights.clone(), device, (pool, isa), &options(&[16, 32])).unwrap();
+    let released = weights.1.lock().unwrap().clone();
+    assert!(released.is_sorted_by(|a, b| a.0 >= b.0), "{released:?}");
+    let names: std::collections::BTreeSet<&str> = released.iter().map(|(_, name)| name.as_str()).collect();
+    assert_eq!(names.len(), released.len(), "{released:?}");
+    assert!(names.contains("model.layers.1.mlp.down_proj.weight"), "{released:?}");
 }

@@ -114,7 +114,8 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("src/device/emu/", "buffers shared with the worker pool"),
     ("src/model/safetensors_file.rs", "memory map"),
     ("src/model/fetch/convert.rs", "memory map"),
-    ("benches/kernels.rs", "register-only ceilings"),
+    ("benches/model.rs", "CPU time of the process"),
+    ("benches/gates.rs", "memory of child processes"),
     ("xrt-sys/", "foreign functions"),
 ];
 

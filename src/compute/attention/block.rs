@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use super::{Attention, DecodeAttention};
+use super::{Attention, DecodeAttention, Sight, Split};
 use crate::compute::{
     exp::exp2_negative,
     lanes::{LANES, Lanes, Lanewise},
@@ -19,8 +19,11 @@ use super::scratch::{Layout, Scratch};
 
 /// Positions of a block; part of the arithmetic, since each block rescales what came before.
 pub(super) const KV_BLOCK: usize = 64;
-/// Tokens of a task; all heads of the group share its packed blocks.
-const Q_BLOCK: usize = 48;
+/// Tokens of a task; all heads of the group share its packed blocks. Long sequences take larger ones: there are tasks enough.
+const Q_BLOCK: usize = 96;
+const LONG_Q_BLOCK: usize = 192;
+/// Tokens from which a sequence is long.
+const LONG: usize = 1024;
 /// Rows that go through scores, softmax and context while their scores are in the L1 cache.
 pub(super) const CHUNK: usize = 24;
 
@@ -38,9 +41,7 @@ struct Task {
     kv_stride: usize,
     head_dim: usize,
     scale: f32,
-    /// Row r sees the positions below `seen + r * seen_step`.
-    seen: usize,
-    seen_step: usize,
+    sight: Sight,
 }
 
 pub(super) struct Prefill<'a> {
@@ -61,35 +62,26 @@ impl Lanewise for Prefill<'_> {
     fn with<L: Lanes>(self, l: L) {
         let Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
-        let blocks = self.rows.div_ceil(Q_BLOCK);
-        let scratch = Scratch::take(Layout::new(head_dim, group * Q_BLOCK));
-        loop {
-            let task = self.worker.claim();
-            if task >= blocks * kv_heads {
-                break;
-            }
-            // The last tokens see the most: their tasks go first, so that the workers end together.
-            let first = (blocks - 1 - task / kv_heads) * Q_BLOCK;
-            let kv_head = task % kv_heads;
-            let rows = Q_BLOCK.min(self.rows - first);
-            let at = first * heads * head_dim + kv_head * group * head_dim;
-            // SAFETY: token `first`, the first head of the group, and the kv head exist, with `rows` tokens; the rows
-            // of these heads are written by this task only. Causal or not, no row sees more positions than there are.
+        let block = if self.rows < LONG { Q_BLOCK } else { LONG_Q_BLOCK };
+        let split = Split { rows: self.rows, block, heads, kv_heads, head_dim, causal };
+        let scratch = Scratch::take(Layout::new(head_dim, group * block));
+        while let Some(piece) = split.piece(self.worker.claim()) {
+            // SAFETY: the piece's tokens, the heads of its group and its kv head exist; the rows of these heads are written
+            // by this task only.
             unsafe {
                 let task = Task {
-                    q: q.ptr().add(at),
-                    out: out.ptr().add(at),
+                    q: q.ptr().add(piece.q),
+                    out: out.ptr().add(piece.q),
                     bands: group,
                     band_stride: head_dim,
-                    rows,
+                    rows: piece.rows,
                     row_stride: heads * head_dim,
-                    k: k.ptr().add(kv_head * head_dim),
-                    v: v.ptr().add(kv_head * head_dim),
+                    k: k.ptr().add(piece.kv),
+                    v: v.ptr().add(piece.kv),
                     kv_stride: kv_heads * head_dim,
                     head_dim,
                     scale,
-                    seen: if causal { first + 1 } else { self.rows },
-                    seen_step: usize::from(causal),
+                    sight: piece.sight,
                 };
                 attend(l, &task, &scratch);
             }
@@ -125,28 +117,10 @@ impl Lanewise for Decode<'_> {
                     kv_stride: stride,
                     head_dim,
                     scale,
-                    seen: len,
-                    seen_step: 0,
+                    sight: Sight { seen: len, step: 0 },
                 };
                 attend(l, &task, &scratch);
             }
-        }
-    }
-}
-
-impl Task {
-    #[inline(always)]
-    fn seen(&self, row: usize) -> usize {
-        self.seen + row * self.seen_step
-    }
-
-    /// The first row at or after `row` that sees position `position`; `end` if none before `end` does.
-    #[inline(always)]
-    fn first_to_see(&self, position: usize, row: usize, end: usize) -> usize {
-        match self.seen_step {
-            0 if self.seen > position => row,
-            0 => end,
-            _ => (position + 1).saturating_sub(self.seen).clamp(row, end),
         }
     }
 }
@@ -158,9 +132,10 @@ impl Task {
 unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
     let rows = task.bands * task.rows;
     scratch.reset(rows);
-    let end = task.seen(task.rows - 1);
+    let end = task.sight.of(task.rows - 1);
     for start in (0..end).step_by(KV_BLOCK) {
         let len = KV_BLOCK.min(end - start);
+        ask_for_rows(l, task, start + len, end.min(start + len + KV_BLOCK));
         // SAFETY: positions `start..start + len` exist; the scratch holds a block.
         let finite = unsafe {
             let (k, v) = (task.k.add(start * task.kv_stride), task.v.add(start * task.kv_stride));
@@ -169,11 +144,11 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
                 let columns = PANEL.min(len - p * PANEL);
                 pack_panel(l, scratch.key_panel(p), rows, task.kv_stride, columns, task.head_dim);
             }
-            pack_values(scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
+            pack_values(l, scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
         };
         let block = Block { start, len, finite };
         for band in 0..task.bands {
-            let first = task.first_to_see(start, 0, task.rows);
+            let first = task.sight.first_to_see(start, 0, task.rows);
             for row in (first..task.rows).step_by(CHUNK) {
                 let count = CHUNK.min(task.rows - row);
                 // SAFETY: rows `row..row + count` of the band exist, and all see position `start`.
@@ -190,6 +165,19 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
             let at = band * task.band_stride + row * task.row_stride;
             // SAFETY: row `row` of the band exists in `out`.
             unsafe { scratch.write_row(l, band * task.rows + row, task.out.add(at), task.head_dim) };
+        }
+    }
+}
+
+/// Asks for the keys and values of positions `from..to`: their rows lie too far apart for the CPU to foresee them.
+#[inline(always)]
+fn ask_for_rows<L: Lanes>(l: L, task: &Task, from: usize, to: usize) {
+    const LINE: usize = 64 / size_of::<bf16>();
+    for position in from..to {
+        for first in (0..task.head_dim).step_by(LINE) {
+            let at = position * task.kv_stride + first;
+            l.prefetch(task.k.wrapping_add(at).cast());
+            l.prefetch(task.v.wrapping_add(at).cast());
         }
     }
 }
@@ -213,14 +201,22 @@ impl Block {
 #[inline(always)]
 unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, band: usize, row: usize, count: usize) {
     for p in 0..block.len.div_ceil(PANEL) {
-        let first = task.first_to_see(block.start + p * PANEL, row, row + count);
+        let first = task.sight.first_to_see(block.start + p * PANEL, row, row + count);
         // SAFETY: the caller's: these rows exist, and the panel is packed.
         unsafe {
             let at = band * task.band_stride + first * task.row_stride;
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
             let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
             let border = Scores { scores, scale: task.scale * std::f32::consts::LOG2_E };
-            multiply_panel(l, rows, row + count - first, scratch.key_panel(p), PANEL, task.head_dim, &border);
+            multiply_panel::<L, false>(
+                l,
+                rows,
+                row + count - first,
+                scratch.key_panel(p),
+                PANEL,
+                task.head_dim,
+                &border,
+            );
         }
     }
 }
@@ -237,11 +233,13 @@ unsafe fn softmax<L: Lanes>(
     count: usize,
 ) {
     const VECS: usize = KV_BLOCK / LANES;
+    let mut maximum = [0.0f32; CHUNK];
     let mut shift = [0.0f32; CHUNK.next_multiple_of(LANES)];
     let mut sums = [0.0f32; CHUNK.next_multiple_of(LANES)];
+    // First all maxima, then all exponentials: within a row one waits for the other, between rows nothing does.
     for i in 0..count {
-        let seen = block.seen(task.seen(row + i));
-        // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities; it has a running maximum.
+        let seen = block.seen(task.sight.of(row + i));
+        // SAFETY: row `i` of the chunk has KV_BLOCK scores; it has a running maximum.
         unsafe {
             let scores = scratch.scores().add(i * KV_BLOCK);
             let mut s = [l.load(scores); VECS];
@@ -263,9 +261,18 @@ unsafe fn softmax<L: Lanes>(
             let new = if *running > top { *running } else { top };
             shift[i] = *running - new;
             *running = new;
-            let new = l.splat(new);
+            maximum[i] = new;
+        }
+    }
+    for i in 0..count {
+        let seen = block.seen(task.sight.of(row + i));
+        // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities.
+        unsafe {
+            let scores = scratch.scores().add(i * KV_BLOCK);
+            let new = l.splat(maximum[i]);
+            let mut s = [new; VECS];
             for v in 0..VECS {
-                s[v] = exp2_negative(l, l.sub(s[v], new));
+                s[v] = exp2_negative(l, l.sub(l.load(scores.add(v * LANES)), new));
             }
             if seen < KV_BLOCK {
                 for v in 0..VECS {
@@ -306,16 +313,16 @@ unsafe fn contexts<L: Lanes>(
     count: usize,
 ) {
     // No row of the chunk sees more than the last; what the others do not see has probability 0.
-    let seen = block.seen(task.seen(row + count - 1));
-    let partial = block.seen(task.seen(row)) < seen;
+    let seen = block.seen(task.sight.of(row + count - 1));
+    let partial = block.seen(task.sight.of(row)) < seen;
     if partial && !block.finite {
         // 0 * NaN is NaN: each row gets its own copy of the values, zero where it does not see them.
         for i in 0..count {
-            let seen = block.seen(task.seen(row + i));
+            let seen = block.seen(task.sight.of(row + i));
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_values(scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
+                pack_values(l, scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
                 product(l, task, scratch, band * task.rows + row, i, 1, seen, true);
             }
         }
@@ -349,7 +356,7 @@ unsafe fn product<L: Lanes>(
                 stride: scratch.context_stride(),
                 rescale: scratch.rescale().add(i),
             };
-            multiply_panel(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            multiply_panel::<L, false>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }
@@ -360,43 +367,54 @@ unsafe fn product<L: Lanes>(
 /// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of KV_BLOCK positions, `rows` for reads of `len` rows of
 /// `head_dim` elements, `stride` apart; `len <= KV_BLOCK`.
 #[inline(always)]
-pub(in crate::compute) unsafe fn pack_values(
+pub(in crate::compute) unsafe fn pack_values<L: Lanes>(
+    l: L,
     panels: *mut u32,
     rows: *const bf16,
     stride: usize,
     len: usize,
     head_dim: usize,
 ) -> bool {
-    let mut special = 0;
+    // The largest power of two, lane by lane: infinite where a value is infinite or NaN.
+    let mut top = l.splat(0.0);
     for p in 0..head_dim.div_ceil(PANEL) {
-        let columns = PANEL.min(head_dim - p * PANEL);
         for pair in 0..KV_BLOCK / 2 {
-            // SAFETY: the caller's.
-            unsafe {
-                let to = panels.add((p * (KV_BLOCK / 2) + pair) * PANEL);
-                let even = rows.add(2 * pair * stride + p * PANEL);
-                if columns < PANEL || 2 * pair + 1 >= len {
-                    to.write_bytes(0, PANEL);
-                    for c in 0..if 2 * pair < len { columns } else { 0 } {
-                        let low = u32::from((*even.add(c)).to_bits());
-                        let odd = 2 * pair + 1 < len;
-                        let high = if odd { u32::from((*even.add(stride + c)).to_bits()) } else { 0 };
-                        let bits = low | high << 16;
-                        special |= (bits & 0x7f80_7f80).wrapping_add(0x0080_0080);
-                        to.add(c).write(bits);
-                    }
-                    continue;
-                }
-                for c in 0..PANEL {
-                    let low = u32::from((*even.add(c)).to_bits());
-                    let high = u32::from((*even.add(stride + c)).to_bits());
-                    let bits = low | high << 16;
-                    // An exponent of all ones carries into the sign bit.
-                    special |= (bits & 0x7f80_7f80).wrapping_add(0x0080_0080);
-                    to.add(c).write(bits);
+            for column in (0..PANEL).step_by(LANES) {
+                let first = p * PANEL + column;
+                let columns = head_dim.saturating_sub(first).min(LANES);
+                // SAFETY: the caller's: `columns` elements from `first` on of the rows below `len`, and a vector of
+                // the panel.
+                unsafe {
+                    let row = |r: usize| match r < len {
+                        true => load_padded(l, rows.add(r * stride + first), columns),
+                        false => l.splat(0.0),
+                    };
+                    let (even, odd) = (row(2 * pair), row(2 * pair + 1));
+                    top = l.max(top, l.max(l.power(even), l.power(odd)));
+                    l.store_pairs(panels.add((p * (KV_BLOCK / 2) + pair) * PANEL + column), even, odd);
                 }
             }
         }
     }
-    special & 0x8000_8000 == 0
+    l.largest(top) < f32::INFINITY
+}
+
+/// `columns` elements, zeros behind them.
+///
+/// # Safety
+/// `p` is valid for reads of `columns` elements, of which there are at most [`LANES`].
+#[inline(always)]
+unsafe fn load_padded<L: Lanes>(l: L, p: *const bf16, columns: usize) -> L::F {
+    // SAFETY: the caller's.
+    unsafe {
+        match columns {
+            LANES => l.load_bf16(p),
+            0 => l.splat(0.0),
+            _ => {
+                let mut whole = [bf16::ZERO; LANES];
+                whole.as_mut_ptr().copy_from_nonoverlapping(p, columns);
+                l.load_bf16(whole.as_ptr())
+            }
+        }
+    }
 }

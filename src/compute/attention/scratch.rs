@@ -2,27 +2,15 @@
 //!
 //! Holds addresses only; what lies where and when is up to `block`.
 
-use std::cell::RefCell;
-
 use half::bf16;
 
 use crate::compute::{
     lanes::{LANES, Lanes},
     pack::PANEL,
+    scratch::{self, LINE},
 };
 
 use super::block::{CHUNK, KV_BLOCK};
-
-/// A cache line, so that whole vectors never straddle two.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "reached through pointers")] [u32; LINE]);
-
-const LINE: usize = 16;
-
-thread_local! {
-    static MEMORY: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
-}
 
 /// Offsets of the parts, in u32.
 #[derive(Clone, Copy)]
@@ -64,7 +52,7 @@ impl Scratch {
     /// This thread's memory, laid out anew.
     pub(super) fn take(layout: Layout) -> Scratch {
         let values = layout.value_panels * (KV_BLOCK / 2 * PANEL);
-        let parts = [
+        let [keys, values, spare, scores, probabilities, rescale, maximum, total, contexts] = scratch::take([
             KV_BLOCK / PANEL * layout.key_panel,
             values,
             values,
@@ -74,33 +62,18 @@ impl Scratch {
             layout.rows,
             layout.rows,
             layout.rows * layout.context_stride,
-        ];
-        let base = MEMORY.with_borrow_mut(|memory| {
-            let lines = parts.iter().map(|part| part.div_ceil(LINE)).sum::<usize>();
-            if memory.len() < lines {
-                memory.resize(lines, Line([0; LINE]));
-            }
-            memory.as_mut_ptr().cast::<u32>()
-        });
-        let mut offset = 0;
-        let mut next = parts.iter().map(|part| {
-            // SAFETY: the parts, each rounded up to whole lines, lie within `lines` lines one after the other.
-            let at = unsafe { base.add(offset) };
-            offset += part.next_multiple_of(LINE);
-            at
-        });
-        let mut part = || next.next().expect("a part per field");
+        ]);
         Scratch {
             layout,
-            keys: part(),
-            values: part(),
-            spare: part(),
-            scores: part().cast(),
-            probabilities: part().cast(),
-            rescale: part().cast(),
-            maximum: part().cast(),
-            total: part().cast(),
-            contexts: part().cast(),
+            keys,
+            values,
+            spare,
+            scores: scores.cast(),
+            probabilities: probabilities.cast(),
+            rescale: rescale.cast(),
+            maximum: maximum.cast(),
+            total: total.cast(),
+            contexts: contexts.cast(),
         }
     }
 

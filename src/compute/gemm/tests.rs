@@ -34,6 +34,7 @@ fn sum_noise(k: usize) -> f64 {
 #[case(29, 100, 129)]
 #[case(121, 192, 130)]
 #[case(64, 576, 192)]
+#[case(300, 33, 601)]
 fn gemm_and_gemv_match_f64(#[case] m: usize, #[case] n: usize, #[case] k: usize) {
     let (a, w) = (noise(m * k, 1), noise(n * k, 2));
     let expected = naive(&a, &w, m, n, k);
@@ -137,4 +138,16 @@ proptest! {
             assert_close(&format!("{isa} {m}x{n}x{k}"), &c, &expected, BF16, sum_noise(k));
         }
     }
+}
+
+/// Blocks are whole tiles, fit the cache, and differ by less than a tile: no worker is left with a sliver.
+#[rstest]
+fn rows_are_cut_into_much_the_same_blocks(
+    #[values(1, 12, 13, 128, 512, 541, 2048)] m: usize,
+    #[values(1, 576, 1536, 40_000)] k: usize,
+) {
+    let rows = block_rows(m, k);
+    let blocks = m.div_ceil(rows);
+    assert!(rows.is_multiple_of(TILE) && (rows - TILE) * k * size_of::<bf16>() <= BLOCK_BYTES.max(TILE * 2 * k));
+    assert!(m > (blocks - 1) * rows && blocks * rows - m < blocks * TILE, "{blocks} blocks of {rows}");
 }

@@ -8,9 +8,10 @@ use half::bf16;
 use super::unit::tanh;
 use crate::compute::{
     Isa,
-    elementwise::{Function, Share},
+    elementwise::{Function, Plus, Share},
     lanes::Lanes,
     pool::{Kernel, Worker},
+    rounding::Down,
     view::{Dst, Src},
 };
 
@@ -74,7 +75,6 @@ pub struct GeluTanh {
 }
 
 pub(super) struct SiluTimes;
-struct Plus;
 struct Gelu;
 
 impl Function for SiluTimes {
@@ -84,13 +84,6 @@ impl Function for SiluTimes {
         let one_plus = l.round_down(l.add(l.splat(1.0), tanh(l, l.mul(gate, half))));
         let silu = l.round_down(l.mul(gate, l.mul(half, one_plus)));
         l.round_down(l.mul(silu, up))
-    }
-}
-
-impl Function for Plus {
-    #[inline(always)]
-    fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F {
-        l.round_down(l.add(a, b))
     }
 }
 
@@ -112,8 +105,7 @@ impl Function for Gelu {
 unsafe impl Kernel for SiluMul {
     fn run(&self, worker: &Worker<'_>) {
         let (gate, up, out) = (self.gate, self.up, self.out);
-        assert!(gate.len() == out.len() && up.len() == out.len(), "silu_mul: gate, up and out differ in length");
-        self.isa.dispatch(Share { f: SiluTimes, a: gate, b: up, y: out, worker });
+        Share { f: SiluTimes, a: gate, b: up, y: out, worker }.alike(self.isa, "silu_mul");
     }
 }
 
@@ -121,8 +113,7 @@ unsafe impl Kernel for SiluMul {
 unsafe impl Kernel for Add {
     fn run(&self, worker: &Worker<'_>) {
         let (a, b, out) = (self.a, self.b, self.out);
-        assert!(a.len() == out.len() && b.len() == out.len(), "add: a, b and out differ in length");
-        self.isa.dispatch(Share { f: Plus, a, b, y: out, worker });
+        Share { f: Plus(Down), a, b, y: out, worker }.alike(self.isa, "add");
     }
 }
 
@@ -130,16 +121,13 @@ unsafe impl Kernel for Add {
 unsafe impl Kernel for BiasAdd {
     fn run(&self, worker: &Worker<'_>) {
         let (x, bias, y) = (self.x, self.bias, self.y);
-        assert!(x.len() == y.len(), "bias_add: x and y differ in length");
-        assert!(y.len().is_multiple_of(bias.len()), "bias_add: y is not [rows, {}]", bias.len());
-        self.isa.dispatch(Share { f: Plus, a: x, b: bias, y, worker });
+        Share { f: Plus(Down), a: x, b: bias, y, worker }.by_row(self.isa, "bias_add");
     }
 }
 
 // SAFETY: tasks are disjoint pieces of `y`, each claimed once.
 unsafe impl Kernel for GeluTanh {
     fn run(&self, worker: &Worker<'_>) {
-        assert!(self.x.len() == self.y.len(), "gelu_tanh: x and y differ in length");
-        self.isa.dispatch(Share { f: Gelu, a: self.x, b: self.x, y: self.y, worker });
+        Share { f: Gelu, a: self.x, b: self.x, y: self.y, worker }.alike(self.isa, "gelu_tanh");
     }
 }

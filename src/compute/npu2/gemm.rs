@@ -4,7 +4,7 @@
 //! memory of the thread, and then serve many rows. That costs a few percent of a long prefill and spares a second copy of
 //! every weight. May not quantise the activations: a [`Blocks`](super::Blocks) of K columns before it does.
 
-use std::{borrow::Borrow, cell::RefCell};
+use std::borrow::Borrow;
 
 use half::bf16;
 
@@ -15,6 +15,7 @@ use crate::compute::{
     lanes::{LANES, Lanes, Lanewise},
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
+    scratch,
     tile::{Border, Rows, multiply_panel},
     view::Src,
 };
@@ -70,28 +71,6 @@ unsafe impl<W: Borrow<PackedWeight> + Sync> Kernel for Gemm<W> {
     }
 }
 
-/// A cache line, so that whole vectors never straddle two.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "reached through pointers")] [u32; LINE]);
-
-const LINE: usize = 16;
-
-thread_local! {
-    static MEMORY: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
-}
-
-/// `len` u32 of this thread's, valid until it takes them again.
-fn memory(len: usize) -> *mut u32 {
-    MEMORY.with_borrow_mut(|memory| {
-        let lines = len.div_ceil(LINE);
-        if memory.len() < lines {
-            memory.resize(lines, Line([0; LINE]));
-        }
-        memory.as_mut_ptr().cast()
-    })
-}
-
 struct Share<'a> {
     a: Src<bf16>,
     w: &'a PackedWeight,
@@ -112,9 +91,8 @@ impl Lanewise for Share<'_> {
         let low = self.tile_k < k;
         let sums_len = if low { TASK_ROWS * PANEL } else { 0 };
         let panel_len = self.w.panel_len();
-        let panel = memory(panel_len.next_multiple_of(LINE) + sums_len);
-        // SAFETY: `sums_len` u32 lie behind the panel.
-        let sums = unsafe { panel.add(panel_len.next_multiple_of(LINE)) }.cast::<f32>();
+        let [panel, sums] = scratch::take([panel_len, sums_len]);
+        let sums = sums.cast::<f32>();
         loop {
             let task = self.worker.claim();
             if task >= tasks {
@@ -129,14 +107,14 @@ impl Lanewise for Share<'_> {
             unsafe {
                 quantise_panel(l, self.w.panel(p), panel, panel_len / PANEL);
                 if !low {
-                    multiply_panel(l, rows.from(row), count, panel, columns, k, &store);
+                    multiply_panel::<L, false>(l, rows.from(row), count, panel, columns, k, &store);
                     continue;
                 }
                 for first in (0..k).step_by(self.tile_k) {
                     let len = self.tile_k.min(k - first);
                     let rows = Rows { first: rows.from(row).first.add(first), stride: k };
                     let narrow = Narrow { sums, fresh: first == 0 };
-                    multiply_panel(l, rows, count, panel.add(first / 2 * PANEL), columns, len, &narrow);
+                    multiply_panel::<L, false>(l, rows, count, panel.add(first / 2 * PANEL), columns, len, &narrow);
                 }
                 finish(l, &store, sums, count, columns);
             }

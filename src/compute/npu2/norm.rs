@@ -7,13 +7,11 @@ use half::bf16;
 
 use crate::compute::{
     Isa,
-    lanes::{LANES, Lanes, Lanewise},
+    lanes::{LANES, Lanes},
+    norm::{NormRow, Share},
     pool::{Kernel, Worker},
     view::{Dst, Src},
 };
-
-/// Elements of a task.
-const TASK: usize = 8192;
 
 /// `y = bf16(bf16(x * rstd) * weight)`: squares in bf16, their sum, mean and `1 / sqrt(mean + eps)` in f32, rstd in bf16.
 ///
@@ -53,56 +51,33 @@ pub struct RmsNormDecode {
 // SAFETY: tasks are disjoint rows of `y`, each claimed once.
 unsafe impl Kernel for RmsNorm {
     fn run(&self, worker: &Worker<'_>) {
-        assert_eq!(self.x.len(), self.y.len(), "rms_norm: x and y differ in length");
-        let cols = self.weight.len();
-        assert!(self.x.len().is_multiple_of(cols), "rms_norm: x is not [rows, {cols}]");
         let RmsNorm { x, weight, eps, y, isa } = *self;
-        isa.dispatch(Share::<false> { x, weight, eps, y, worker });
+        Share { x, weight, y, row: Steps::<false> { eps }, worker }.run(isa);
     }
 }
 
 // SAFETY: the one row is claimed once.
 unsafe impl Kernel for RmsNormDecode {
     fn run(&self, worker: &Worker<'_>) {
-        let cols = self.weight.len();
-        assert!(self.x.len() == cols && self.y.len() == cols, "rms_norm: x or y is not [{cols}]");
         let RmsNormDecode { x, weight, eps, y, isa } = *self;
-        isa.dispatch(Share::<true> { x, weight, eps, y, worker });
+        assert!(x.len() == weight.len(), "rms_norm: x is not [{}]", weight.len());
+        Share { x, weight, y, row: Steps::<true> { eps }, worker }.run(isa);
     }
 }
 
-/// One worker's share; `NARROW` if sums are bf16.
-struct Share<'a, const NARROW: bool> {
-    x: Src<bf16>,
-    weight: Src<bf16>,
+/// The steps of one row; `NARROW` if sums are bf16.
+struct Steps<const NARROW: bool> {
     eps: f32,
-    y: Dst<bf16>,
-    worker: &'a Worker<'a>,
 }
 
-impl<const NARROW: bool> Lanewise for Share<'_, NARROW> {
-    type Output = ();
-
+impl<const NARROW: bool> NormRow for Steps<NARROW> {
     #[inline(always)]
-    fn with<L: Lanes>(self, l: L) {
-        let Share { x, weight, eps, y, worker } = self;
-        let cols = weight.len();
-        let rows = x.len() / cols.max(1);
-        let step = TASK.div_ceil(cols.max(1));
-        loop {
-            let first = worker.claim() * step;
-            if first >= rows {
-                break;
-            }
-            for row in first..(first + step).min(rows) {
-                // SAFETY: row `row` exists in `x` and `y`, and is claimed by this worker only.
-                unsafe {
-                    let (x, y) = (x.ptr().add(row * cols), y.ptr().add(row * cols));
-                    let sums = squares::<L, NARROW>(l, x, cols);
-                    let rstd = if NARROW { rstd_narrow(l, sums, cols, eps) } else { rstd(l, sums, cols, eps) };
-                    scale(l, x, weight.ptr(), rstd, y, cols);
-                }
-            }
+    unsafe fn norm<L: Lanes>(&self, l: L, x: *const bf16, weight: *const bf16, y: *mut bf16, cols: usize) {
+        // SAFETY: the caller's.
+        unsafe {
+            let sums = squares::<L, NARROW>(l, x, cols);
+            let rstd = if NARROW { rstd_narrow(l, sums, cols, self.eps) } else { rstd(l, sums, cols, self.eps) };
+            scale(l, x, weight, rstd, y, cols);
         }
     }
 }

@@ -153,3 +153,36 @@ fn callers_on_several_threads_take_turns() {
     });
     assert_eq!(sum.into_inner(), 4 * 100 * 45);
 }
+
+/// A kernel of one piece that notes which thread did it.
+struct Alone<'a>(&'a Mutex<Vec<std::thread::ThreadId>>, bool);
+
+// SAFETY: the piece is claimed once.
+unsafe impl Kernel for Alone<'_> {
+    fn run(&self, worker: &Worker<'_>) {
+        if worker.claim() == 0 {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(std::thread::current().id());
+            assert!(!self.1, "as asked");
+        }
+    }
+
+    fn alone(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn kernels_of_one_piece_stay_with_the_caller_and_may_panic() {
+    let pool = Pool::new(3);
+    let seen = Mutex::new(vec![]);
+    for _ in 0..200 {
+        pool.run(&[&Alone(&seen, false), &Alone(&seen, false)]);
+    }
+    let here = std::thread::current().id();
+    let seen_by = seen.lock().unwrap().clone();
+    assert!(seen_by.len() == 400 && seen_by.iter().all(|id| *id == here));
+    let caught = catch_unwind(AssertUnwindSafe(|| pool.run(&[&Alone(&seen, true), &Alone(&seen, false)])));
+    assert!(caught.is_err() && seen.lock().unwrap_or_else(PoisonError::into_inner).len() == 401);
+    // Neither the turn nor the mark of being inside a kernel is left behind.
+    pool.for_each(3, |_| ());
+}

@@ -70,9 +70,10 @@ impl GuardedMemory {
 
     pub(super) fn fill_nan(&mut self) {
         let bytes = self.bytes_mut();
-        let mut pairs = bytes.chunks_exact_mut(2);
-        pairs.by_ref().for_each(|pair| pair.copy_from_slice(&POISON));
-        pairs.into_remainder().fill(POISON[1]);
+        let odd = bytes.len() % 2;
+        let (pairs, last) = bytes.split_at_mut(bytes.len() - odd);
+        bytemuck::cast_slice_mut::<u8, u16>(pairs).fill(u16::from_ne_bytes(POISON));
+        last.fill(POISON[1]);
     }
 
     /// Offset of the first damaged guard byte relative to the content's start, if any.

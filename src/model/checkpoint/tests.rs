@@ -389,3 +389,36 @@ proptest! {
         let _ = open_and_account(dir.path(), false);
     }
 }
+
+/// Resident KiB of the pages that this process maps from `path`.
+#[cfg(target_os = "linux")]
+fn resident_kib(path: &std::path::Path) -> u64 {
+    let (maps, path) = (fs::read_to_string("/proc/self/smaps").unwrap(), path.display().to_string());
+    let mut inside = false;
+    let mut total = 0;
+    for line in maps.lines() {
+        if line.split_whitespace().next().is_some_and(|word| word.contains('-')) {
+            inside = line.ends_with(&path);
+        } else if let Some(rest) = line.strip_prefix("Rss:").filter(|_| inside) {
+            total += rest.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap();
+        }
+    }
+    total
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn released_pages_go_and_come_back_with_the_same_bytes() {
+    let tensors: Tensors = [("w".to_owned(), made(Dtype::BF16, &[1024, 4096], 3))].into();
+    let dir = single(&tensors);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let file = dir.path().join("model.safetensors");
+    let sum = || checkpoint.bytes("w").unwrap().iter().map(|&b| u64::from(b)).sum::<u64>();
+    let before = sum();
+    let read = resident_kib(&file);
+    Weights::release(&checkpoint, "w");
+    let released = resident_kib(&file);
+    assert!(read >= 8 << 10 && released < 1 << 10, "{read} KiB, then {released} KiB");
+    assert_eq!(sum(), before);
+    Weights::release(&checkpoint, "nothing of this name");
+}

@@ -10,7 +10,7 @@ use super::border::{Contexts, Scores};
 use super::scratch::Scratch;
 use super::state::{LOWEST, State, factor};
 use crate::compute::{
-    attention::pack_values,
+    attention::{Sight, Split, pack_values},
     lanes::{LANES, Lanes, Lanewise},
     npu2::bfp16::{quantise, quantise_panel, quantise_row},
     pack::{PANEL, pack_panel},
@@ -55,9 +55,7 @@ struct Task {
     head_dim: usize,
     /// log2(e) times the scale, in bf16.
     c: f32,
-    /// Row r sees the positions below `seen + r * seen_step`.
-    seen: usize,
-    seen_step: usize,
+    sight: Sight,
 }
 
 impl Lanewise for Share<'_> {
@@ -67,54 +65,28 @@ impl Lanewise for Share<'_> {
     fn with<L: Lanes>(self, l: L) {
         let Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
-        let blocks = self.rows.div_ceil(Q_BLOCK);
+        let split = Split { rows: self.rows, block: Q_BLOCK, heads, kv_heads, head_dim, causal };
         let scratch = Scratch::take(head_dim, group * Q_BLOCK);
-        loop {
-            let task = self.worker.claim();
-            if task >= blocks * kv_heads {
-                break;
-            }
-            // The last tokens see the most: their tasks go first, so that the workers end together.
-            let first = (blocks - 1 - task / kv_heads) * Q_BLOCK;
-            let kv_head = task % kv_heads;
-            let at = first * heads * head_dim + kv_head * group * head_dim;
-            // SAFETY: token `first`, the first head of the group, and the kv head exist, with `rows` tokens; the rows
-            // of these heads are written by this task only. Causal or not, no row sees more positions than there are.
+        while let Some(piece) = split.piece(self.worker.claim()) {
+            // SAFETY: the piece's tokens, the heads of its group and its kv head exist; the rows of these heads are written
+            // by this task only.
             unsafe {
                 let task = Task {
-                    q: q.ptr().add(at),
-                    out: out.ptr().add(at),
+                    q: q.ptr().add(piece.q),
+                    out: out.ptr().add(piece.q),
                     heads: group,
-                    rows: Q_BLOCK.min(self.rows - first),
+                    rows: piece.rows,
                     row_stride: heads * head_dim,
-                    k: k.ptr().add(kv_head * head_dim),
-                    v: v.ptr().add(kv_head * head_dim),
+                    k: k.ptr().add(piece.kv),
+                    v: v.ptr().add(piece.kv),
                     kv_stride: kv_heads * head_dim,
                     positions: self.rows,
                     head_dim,
                     c: bf16::from_f32(scale * std::f32::consts::LOG2_E).to_f32(),
-                    seen: if causal { first + 1 } else { self.rows },
-                    seen_step: usize::from(causal),
+                    sight: piece.sight,
                 };
                 attend(l, &task, &scratch);
             }
-        }
-    }
-}
-
-impl Task {
-    #[inline(always)]
-    fn seen(&self, row: usize) -> usize {
-        self.seen + row * self.seen_step
-    }
-
-    /// The first row at or after `row` that sees position `position`; `end` if none before `end` does.
-    #[inline(always)]
-    fn first_to_see(&self, position: usize, row: usize, end: usize) -> usize {
-        match self.seen_step {
-            0 if self.seen > position => row,
-            0 => end,
-            _ => (position + 1).saturating_sub(self.seen).clamp(row, end),
         }
     }
 }
@@ -136,7 +108,7 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
             }
         }
     }
-    let end = task.seen(task.rows - 1);
+    let end = task.sight.of(task.rows - 1);
     let stage_len = task.positions.div_ceil(STAGES * KV_BLOCK) * KV_BLOCK;
     let last = (end - 1) / stage_len;
     let [mut own, mut later] = scratch.states;
@@ -197,13 +169,13 @@ unsafe fn pass<L: Lanes>(l: L, task: &Task, scratch: &Scratch, state: &State, st
             pack_panel(l, panel, rows, task.kv_stride, PANEL.min(len - p * PANEL), task.head_dim);
             quantise_panel(l, panel, panel, task.head_dim / 2);
         }
-        let finite = pack_values(scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
+        let finite = pack_values(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
         quantise_values(l, scratch.value_panel(0), task.head_dim);
         finite
     };
     let block = Block { start, len, filled, finite };
     for head in 0..task.heads {
-        let first = task.first_to_see(start, 0, task.rows);
+        let first = task.sight.first_to_see(start, 0, task.rows);
         for row in (first..task.rows).step_by(CHUNK) {
             let count = CHUNK.min(task.rows - row);
             // SAFETY: rows `row..row + count` of the head exist, and all see position `start`.
@@ -257,7 +229,7 @@ unsafe fn clear(panels: *mut u32, head_dim: usize, seen: usize) {
 #[inline(always)]
 unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, head: usize, row: usize, count: usize) {
     for p in 0..block.len.div_ceil(PANEL) {
-        let first = task.first_to_see(block.start + p * PANEL, row, row + count);
+        let first = task.sight.first_to_see(block.start + p * PANEL, row, row + count);
         for piece in (0..task.head_dim).step_by(HEAD_PIECE) {
             // SAFETY: the caller's: these rows exist, and the panel is packed.
             unsafe {
@@ -267,7 +239,7 @@ unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, 
                 let border = Scores { scores, fresh: piece == 0 };
                 let panel = scratch.key_panel(p).add(piece / 2 * PANEL);
                 let len = HEAD_PIECE.min(task.head_dim - piece);
-                multiply_panel(l, rows, row + count - first, panel, PANEL, len, &border);
+                multiply_panel::<L, false>(l, rows, row + count - first, panel, PANEL, len, &border);
             }
         }
     }
@@ -292,7 +264,7 @@ unsafe fn softmax<L: Lanes>(
     let mut sums = [0.0f32; PADDED];
     let mut totals = [0.0f32; PADDED];
     for i in 0..count {
-        let seen = block.seen(task.seen(row + i));
+        let seen = block.seen(task.sight.of(row + i));
         // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities; it has a running maximum.
         unsafe {
             let scores = scratch.scores.add(i * KV_BLOCK);
@@ -360,14 +332,14 @@ unsafe fn contexts<L: Lanes>(
     row: usize,
     count: usize,
 ) {
-    if !block.finite && block.seen(task.seen(row)) < block.filled {
+    if !block.finite && block.seen(task.sight.of(row)) < block.filled {
         // 0 * NaN is NaN: each row gets its own copy of the values, without what is not finite and not seen.
         for i in 0..count {
-            let seen = block.seen(task.seen(row + i));
+            let seen = block.seen(task.sight.of(row + i));
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_values(scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
+                pack_values(l, scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
                 clear(scratch.spare_panel(0), task.head_dim, seen);
                 quantise_values(l, scratch.spare_panel(0), task.head_dim);
                 product(l, task, scratch, state, base + i, i, 1, seen, true);
@@ -375,7 +347,7 @@ unsafe fn contexts<L: Lanes>(
         }
     } else {
         // No row of the chunk sees more than the last; what the others do not see has probability 0.
-        let seen = block.seen(task.seen(row + count - 1));
+        let seen = block.seen(task.sight.of(row + count - 1));
         // SAFETY: the caller's.
         unsafe { product(l, task, scratch, state, base, 0, count, seen, false) };
     }
@@ -406,7 +378,7 @@ unsafe fn product<L: Lanes>(
                 stride: state.stride,
                 rescale: scratch.rescale.add(i),
             };
-            multiply_panel(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            multiply_panel::<L, false>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }

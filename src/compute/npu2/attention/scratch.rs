@@ -2,24 +2,15 @@
 //!
 //! Holds addresses only; what lies where and when is up to `block`.
 
-use std::cell::RefCell;
-
 use half::bf16;
 
 use super::block::{CHUNK, KV_BLOCK};
 use super::state::State;
-use crate::compute::{lanes::LANES, pack::PANEL};
-
-/// A cache line, so that whole vectors never straddle two.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Line(#[expect(dead_code, reason = "reached through pointers")] [u32; LINE]);
-
-const LINE: usize = 16;
-
-thread_local! {
-    static MEMORY: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
-}
+use crate::compute::{
+    lanes::LANES,
+    pack::PANEL,
+    scratch::{self, LINE},
+};
 
 /// The parts of this thread's memory, valid until the thread takes it again.
 pub(super) struct Scratch {
@@ -51,7 +42,7 @@ impl Scratch {
         let query_stride = head_dim.next_multiple_of(LANES);
         let stride = head_dim.next_multiple_of(PANEL);
         let values = head_dim.div_ceil(PANEL) * (KV_BLOCK / 2 * PANEL);
-        let parts = [
+        let parts = scratch::take([
             rows * query_stride / 2,
             KV_BLOCK / PANEL * key_panel,
             values,
@@ -65,39 +56,22 @@ impl Scratch {
             rows,
             rows,
             rows * stride,
-        ];
-        let base = MEMORY.with_borrow_mut(|memory| {
-            let lines = parts.iter().map(|part| part.div_ceil(LINE)).sum::<usize>();
-            if memory.len() < lines {
-                memory.resize(lines, Line([0; LINE]));
-            }
-            memory.as_mut_ptr().cast::<u32>()
-        });
-        let mut offset = 0;
-        let mut next = parts.iter().map(|part| {
-            // SAFETY: the parts, each rounded up to whole lines, lie within `lines` lines one after the other.
-            let at = unsafe { base.add(offset) };
-            offset += part.next_multiple_of(LINE);
-            at
-        });
-        let mut part = || next.next().expect("a part per field");
+        ]);
+        let [queries, keys, values, spare, scores, probabilities, rescale, states @ ..] = parts;
+        let state =
+            |of: &[*mut u32]| State { maximum: of[0].cast(), total: of[1].cast(), contexts: of[2].cast(), stride };
         Scratch {
             rows,
             key_panel,
             query_stride,
-            queries: part().cast(),
-            keys: part(),
-            values: part(),
-            spare: part(),
-            scores: part().cast(),
-            probabilities: part().cast(),
-            rescale: part().cast(),
-            states: [(); 2].map(|()| State {
-                maximum: part().cast(),
-                total: part().cast(),
-                contexts: part().cast(),
-                stride,
-            }),
+            queries: queries.cast(),
+            keys,
+            values,
+            spare,
+            scores: scores.cast(),
+            probabilities: probabilities.cast(),
+            rescale: rescale.cast(),
+            states: [state(&states[..3]), state(&states[3..])],
         }
     }
 
