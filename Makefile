@@ -26,7 +26,7 @@ SETS = $(COMMON) $(if $(PROMPTS),--prompts $(PROMPTS))
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench clean
+.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench clean xrt
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,6 +74,9 @@ check: ## format, lints, every test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) test --workspace
+
+xrt: ## unpack XRT 2.25 into target/xrt (no root; downloads about 15 MB from this machine's Debian archive)
+	@xrt-sys/scripts/fetch.sh target/xrt
 
 review: ## look through changed baselines
 	$(CARGO) insta review
