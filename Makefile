@@ -26,7 +26,7 @@ SETS = $(COMMON) $(if $(PROMPTS),--prompts $(PROMPTS))
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench clean xrt
+.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench clean xrt test-vnpu
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -77,6 +77,9 @@ check: ## format, lints, every test
 
 xrt: ## unpack XRT 2.25 into target/xrt (no root; downloads about 15 MB from this machine's Debian archive)
 	@xrt-sys/scripts/fetch.sh target/xrt
+
+test-vnpu: ## phases 1 to 3 and the faults of the virtual NPU under the real XRT (after make xrt)
+	@xrt-sys/scripts/test-vnpu.sh target/xrt
 
 review: ## look through changed baselines
 	$(CARGO) insta review

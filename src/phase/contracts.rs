@@ -1,4 +1,4 @@
-//! Every dispatch that the cases of phases 1 to 3 put on a device, as contracts: what a kernel cache must hold.
+//! Every dispatch that the cases of phases 1 to 5 put on a device, as contracts: what a kernel cache must hold.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::error::Result;
 use crate::kernel::Kernel;
 use crate::kernel::contract::Contract;
 use crate::model::ModelConfig;
-use crate::plan::{self, Op, Placement, Plan, PlanOptions};
+use crate::plan::{self, BufferId, Op, Placement, Plan, PlanOptions, Tuning};
 use crate::runner::RunnerOptions;
 
-/// Contracts of phase 1's kernels, and of the plans of each model's captured prompts with and without workarounds; each
-/// once.
+/// Contracts of phase 1's kernels, and of the plans of each model's captured prompts, plain, merged, sharing memory and
+/// with workarounds; each once.
 ///
 /// Errors: from the plans and the registry.
 pub fn all(outlines: &[Outline]) -> Result<Vec<Contract>> {
@@ -51,7 +51,9 @@ pub fn of_plan(plan: &Plan) -> Result<Vec<Contract>> {
     let mut contracts = vec![];
     for step in plan.steps.iter().filter(|step| step.placement == Placement::Device) {
         if let Op::Dispatch(launches) = &step.op {
-            let bound: Vec<_> = launches.iter().map(|l| (l.kernel.clone(), l.args.clone())).collect();
+            // A device knows a buffer by the memory that it lies in.
+            let homes = |args: &[BufferId]| args.iter().map(|&id| plan.home(id)).collect();
+            let bound: Vec<_> = launches.iter().map(|l| (l.kernel.clone(), homes(&l.args))).collect();
             contracts.push(Contract::of(&bound)?.0);
         }
     }
@@ -63,5 +65,10 @@ fn plans(config: &ModelConfig, buckets: &[usize], options: &PlanOptions) -> Resu
     for &bucket in buckets {
         plans.push(plan::prefill(config, bucket, options)?);
     }
-    Ok(plans)
+    let mut all = vec![];
+    for (merge, share) in [(false, false), (true, false), (false, true), (true, true)] {
+        let tuning = Tuning { merge, share, ..Tuning::default() };
+        all.extend(plans.iter().map(|plan| tuning.apply(plan.clone())).collect::<Result<Vec<_>>>()?);
+    }
+    Ok(all)
 }

@@ -145,7 +145,7 @@ fn add_on(dir: &Path, cols: usize) -> Result<(), Box<dyn std::error::Error>> {
         let (name, dtype, layout) = (name.to_owned(), Dtype::Bf16, Layout::Rows);
         args.push(device.create(BufferSpec { name, dtype, rows: 3, cols, role, layout })?);
     }
-    let dispatch = device.prepare("sum", vec![BoundLaunch { kernel: add(cols), args }])?;
+    let dispatch = device.prepare("sum", vec![BoundLaunch { site: "sum".into(), kernel: add(cols), args }])?;
     device.run(dispatch)?;
     Ok(())
 }

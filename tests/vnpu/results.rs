@@ -110,7 +110,7 @@ impl Adder {
             args.push(device.create(BufferSpec { name, dtype, rows: ROWS, cols: COLS, role, layout })?);
         }
         let kernel = Kernel::Add { rows: ROWS, cols: COLS };
-        let dispatch = device.prepare("sum", vec![BoundLaunch { kernel, args: args.clone() }])?;
+        let dispatch = device.prepare("sum", vec![BoundLaunch { site: "sum".into(), kernel, args: args.clone() }])?;
         Ok(Adder { device, args, dispatch })
     }
 

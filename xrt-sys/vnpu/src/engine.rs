@@ -108,6 +108,7 @@ impl Engine {
             Some(dispatch) => *dispatch,
             None => {
                 let launches = program.contract.launches.iter().map(|launch| BoundLaunch {
+                    site: launch.kernel.id().into(),
                     kernel: launch.kernel.clone(),
                     args: launch.args.iter().map(|&place| bound[place]).collect(),
                 });
