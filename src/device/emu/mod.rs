@@ -173,7 +173,7 @@ impl Device for EmuDevice {
 
     fn prepare(&mut self, name: &str, launches: Vec<BoundLaunch>) -> Result<DispatchHandle> {
         for launch in &launches {
-            self.check_launch(name, launch)?;
+            check_launch(&self.info.label, name, launch, |handle| self.buffers.get(handle.0).map(|b| &b.spec))?;
             let needed = scratch_bytes(&launch.kernel, self.info.arithmetic);
             if self.scratch.bytes().len() < needed {
                 self.scratch = GuardedMemory::new(needed);
