@@ -27,7 +27,7 @@ SETS = $(COMMON) $(if $(PROMPTS),--prompts $(PROMPTS))
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench bench-scale bench-peers clean
+.PHONY: help compile run chat verify verify-full diagnosis profile inspect model fixtures test check review bench bench-scale bench-peers clean xrt test-vnpu
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,12 @@ check: ## format, lints, every test
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) test --workspace
+
+xrt: ## unpack XRT 2.25 into target/xrt (no root; downloads about 15 MB from this machine's Debian archive)
+	@xrt-sys/scripts/fetch.sh target/xrt
+
+test-vnpu: ## phases 1 to 3 and the faults of the virtual NPU under the real XRT (after make xrt)
+	@xrt-sys/scripts/test-vnpu.sh target/xrt
 
 review: ## look through changed baselines
 	$(CARGO) insta review

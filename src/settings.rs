@@ -4,6 +4,7 @@
 //! (`NEXTEST`, which says that this process runs one test only).
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 
@@ -20,6 +21,12 @@ pub const ISA: &str = "PHASEGATE_ISA";
 pub const THREADS: &str = "PHASEGATE_THREADS";
 pub const ROOT: &str = "PHASEGATE_ROOT";
 pub const RUN_CACHE: &str = "PHASEGATE_RUN_CACHE";
+pub const KERNELS: &str = "PHASEGATE_KERNELS";
+pub const NPU_TIMEOUT: &str = "PHASEGATE_NPU_TIMEOUT";
+pub const VNPU: &str = "PHASEGATE_VNPU";
+
+/// What `PHASEGATE_REQUIRE` calls kernel caches of sealed ELFs.
+pub const SEALED: &str = "sealed";
 
 /// All of them.
 pub const VARIABLES: &[Variable] = &[
@@ -33,6 +40,12 @@ pub const VARIABLES: &[Variable] = &[
         what: "project root with fixtures, prompts and models (default: found from the working directory)",
     },
     Variable { name: RUN_CACHE, what: "off: compute every run anew instead of taking it from target/phasegate/runs" },
+    Variable {
+        name: KERNELS,
+        what: "folder of compiled ELFs for npu and vnpu: sealed by us, or upstream's kernel cache",
+    },
+    Variable { name: NPU_TIMEOUT, what: "seconds after which a dispatch counts as hung (default 10)" },
+    Variable { name: VNPU, what: "what the virtual NPU does wrong, for tests: words such as hang, error, after=3" },
 ];
 
 /// A variable's value; unset and empty are the same.
@@ -53,6 +66,34 @@ pub fn isa() -> Option<String> {
 /// Whether runs may be served from the run cache.
 pub fn run_cache() -> bool {
     get(RUN_CACHE).is_none_or(|v| v != "off")
+}
+
+/// The folder of compiled ELFs.
+pub fn kernels() -> Option<PathBuf> {
+    get(KERNELS).map(PathBuf::from)
+}
+
+/// Whether only sealed ELFs may be used.
+pub fn sealed_only() -> bool {
+    list(REQUIRE).iter().any(|name| name == SEALED)
+}
+
+/// How long a dispatch on an NPU may take before it counts as hung; longer than the driver's own limit of 6 s.
+///
+/// Errors: [`Error::Usage`] for anything but a number of seconds above zero.
+pub fn npu_timeout() -> Result<Duration> {
+    let Some(v) = get(NPU_TIMEOUT) else { return Ok(Duration::from_secs(10)) };
+    let seconds = v.trim().parse().ok().filter(|s: &f64| *s > 0.0 && *s <= 86400.0);
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| Error::Usage {
+        what: NPU_TIMEOUT.into(),
+        found: v,
+        expected: "seconds, above 0 and at most 86400".into(),
+    })
+}
+
+/// The words of `PHASEGATE_VNPU`.
+pub fn vnpu() -> Vec<String> {
+    list(VNPU)
 }
 
 /// The Hugging Face cache's folder where it is given; `HF_HOME` and the home folder are hf-hub's business.

@@ -43,6 +43,22 @@ pub fn bf16_from_le_bytes(bytes: &[u8]) -> Vec<bf16> {
     bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect()
 }
 
+/// Transposes elements of two bytes.
+///
+/// Shapes: `from [rows, cols] -> to [cols, rows]`; both hold exactly that many elements.
+pub fn transpose_bf16(from: &[u8], to: &mut [u8], rows: usize, cols: usize) {
+    const BLOCK: usize = 32;
+    assert!(from.len() == 2 * rows * cols && to.len() == from.len(), "a matrix of {rows} x {cols}");
+    for (top, left) in (0..rows).step_by(BLOCK).flat_map(|r| (0..cols).step_by(BLOCK).map(move |c| (r, c))) {
+        for r in top..rows.min(top + BLOCK) {
+            for c in left..cols.min(left + BLOCK) {
+                let (source, target) = (2 * (r * cols + c), 2 * (c * rows + r));
+                to[target..target + 2].copy_from_slice(&from[source..source + 2]);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +68,16 @@ mod tests {
         // 1 + 2^-8 lies half way between 1 and 1 + 2^-7: the even one is 1.
         let x = ndarray::arr2(&[[1.0 + 2f32.powi(-8), 1.0 + 3.0 * 2f32.powi(-8)]]);
         assert_eq!(to_f32(to_bf16(x.view()).view()), ndarray::arr2(&[[1.0, 1.0 + 2f32.powi(-6)]]));
+    }
+
+    #[test]
+    fn transposing_twice_changes_nothing() {
+        let from: Vec<u8> = (0..2 * 37 * 50u32).map(|i| (i * 7) as u8).collect();
+        let (mut there, mut back) = (vec![0; from.len()], vec![0; from.len()]);
+        transpose_bf16(&from, &mut there, 37, 50);
+        assert_eq!(there[2..4], from[100..102]);
+        transpose_bf16(&there, &mut back, 50, 37);
+        assert_eq!(back, from);
     }
 
     #[test]

@@ -3,6 +3,10 @@
 //! Knows nothing of models, plans or prompts. `emu` is the emulated NPU; `npu` (XRT) joins it behind the same trait.
 
 pub mod emu;
+mod launch;
+pub mod lock;
+#[cfg(feature = "xrt")]
+pub mod npu;
 
 use std::ops::AddAssign;
 

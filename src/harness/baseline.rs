@@ -33,14 +33,15 @@ pub(super) fn compare(cx: &Cx, numbers: &Numbers) -> Result<(), String> {
     insta.set_snapshot_path(folder(&cx.phase));
     insta.set_prepend_module_to_snapshot(false);
     insta.set_omit_expression(true);
-    insta.set_description(format!("{}::{}", cx.phase, cx.name));
+    let name = cx.baseline_name();
+    insta.set_description(format!("{}::{name}", cx.phase));
     insta.set_comparator(Box::new(WithinBands { found: found.clone() }));
-    let asserted = catch_unwind(AssertUnwindSafe(|| insta.bind(|| insta::assert_snapshot!(stem(&cx.name), text))));
+    let asserted = catch_unwind(AssertUnwindSafe(|| insta.bind(|| insta::assert_snapshot!(stem(&name), text))));
     if asserted.is_ok() {
         return Ok(());
     }
     let found = found.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = format!("snapshots/{}/{}.snap", cx.phase, stem(&cx.name));
+    let file = format!("snapshots/{}/{}.snap", cx.phase, stem(&name));
     match found.as_slice() {
         [] => Err(format!("no baseline {file} yet: cargo insta review")),
         lines => Err(format!("{file}: out of band, cargo insta review:\n  {}", lines.join("\n  "))),

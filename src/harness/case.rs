@@ -89,6 +89,17 @@ impl Cx {
         &self.name
     }
 
+    /// The name that its baseline has.
+    pub(super) fn baseline_name(&self) -> String {
+        match self.device {
+            Some(device) => {
+                let case = self.name.strip_suffix(device.label()).unwrap_or(&self.name);
+                format!("{case}{}", device.baseline().label())
+            }
+            None => self.name.clone(),
+        }
+    }
+
     /// The phase, which is the test binary's name.
     pub fn phase(&self) -> &str {
         &self.phase

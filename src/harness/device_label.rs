@@ -25,6 +25,15 @@ impl DeviceLabel {
         }
     }
 
+    /// The device whose baselines and progress documents it is held against: the virtual NPU computes with emu's
+    /// kernels, bit for bit.
+    pub(super) const fn baseline(self) -> DeviceLabel {
+        match self {
+            DeviceLabel::Vnpu => DeviceLabel::Emu,
+            other => other,
+        }
+    }
+
     /// The device of that label, if there is one.
     pub fn of(label: &str) -> Option<DeviceLabel> {
         DeviceLabel::ALL.into_iter().find(|device| device.label() == label)

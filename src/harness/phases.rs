@@ -104,6 +104,8 @@ fn kernels(phase: &'static str, cases: KernelCases, on_demand: CaseOnDemand) -> 
 
 fn with_devices(phase: &'static str) -> Suite {
     let mut suite = Suite::new(phase);
+    // Kept by the kernel cache itself, which refuses what is not sealed when the name is required.
+    suite.resource(settings::SEALED, Availability::Available);
     for device in DeviceLabel::ALL {
         let there = match phase::bench::unavailable(device.label()) {
             Some(error) => Availability::Missing(error.to_string()),
@@ -191,7 +193,7 @@ fn documented(phase: &'static str, document: &'static str, model: &str, cases: V
     Case::new(format!("documented::{model}"), {
         let model = model.clone();
         move |cx| {
-            let device = cx.device()?;
+            let device = cx.device()?.baseline();
             let path = progress::path(&settings::root(), &model, device.label(), document);
             let figures = progress::figures(&path).map_err(failed)?;
             let mut wrong = vec![];

@@ -30,6 +30,7 @@ impl Selection {
         resources: &[String],
     ) -> Result<Selection> {
         let mut chosen = Vec::new();
+        let by_default = devices.is_empty();
         for label in devices {
             let device = DeviceLabel::of(&label)
                 .ok_or_else(|| usage(settings::DEVICES, &label, format!("one of {}", DeviceLabel::known())))?;
@@ -37,8 +38,11 @@ impl Selection {
                 chosen.push(device);
             }
         }
-        if chosen.is_empty() {
+        if by_default {
+            // A device that must be there is there to be used.
             chosen.push(DeviceLabel::Emu);
+            let required = required.iter().filter_map(|name| DeviceLabel::of(name));
+            chosen.extend(required.filter(|device| *device != DeviceLabel::Emu));
         }
         let is_model = |name: &str| models.is_empty() || models.iter().any(|model| model == name);
         let is_resource = |name: &str| resources.iter().any(|resource| resource == name);
@@ -82,6 +86,12 @@ mod tests {
         let selection = select("", "", "").unwrap();
         assert_eq!(selection.devices, [DeviceLabel::Emu]);
         assert!(selection.takes_model("tiny_llama") && !selection.requires("npu"));
+    }
+
+    #[test]
+    fn a_required_device_is_chosen_unless_others_are() {
+        assert_eq!(select("", "", "npu").unwrap().devices, [DeviceLabel::Emu, DeviceLabel::Npu]);
+        assert_eq!(select("emu", "", "npu").unwrap().devices, [DeviceLabel::Emu]);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! Description: nothing here knows a device, and only [`oracle`] computes.
 
+pub mod cache;
+pub mod contract;
 pub mod dispatch;
 pub mod expr;
 pub mod facts;
@@ -11,10 +13,13 @@ pub mod registry;
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
 
 /// Element type of a buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Dtype {
     Bf16,
     F32,
@@ -31,7 +36,8 @@ impl Dtype {
 }
 
 /// An epsilon that can be compared and hashed: the f32 the kernel is compiled with, by its bits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Epsilon(u32);
 
 impl Epsilon {
@@ -61,7 +67,8 @@ impl fmt::Display for Epsilon {
 /// One leaf kernel at one shape.
 ///
 /// Source: argument lists and arithmetic of the NPU kernels of mlir-air's `programming_examples`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Kernel {
     /// `C[m,n] = A[m,k] * W^T`, W an HF linear weight `[n,k]`. Arguments: a, w, c.
     Gemm { m: usize, k: usize, n: usize, out: Dtype },

@@ -45,25 +45,80 @@ pub fn isa() -> Result<Isa> {
 
 /// Opens a device by its label.
 ///
-/// Errors: [`Error::Unavailable`] for one this build or machine does not have, [`Error::Unknown`] for any other name.
+/// Errors: [`Error::Unavailable`] for one this build or machine does not have, [`Error::Unknown`] for any other name; for
+/// an NPU also those of its kernel cache.
 pub fn open_device(label: &str) -> Result<Box<dyn Device>> {
     match label {
         "emu" => Ok(Box::new(EmuDevice::new(isa()?, pool()?, Arithmetic::Ieee))),
         "emu_npu2" => Ok(Box::new(EmuDevice::new(isa()?, pool()?, Arithmetic::Npu2))),
-        _ => Err(absent(label)),
+        _ => xrt::open(label),
     }
 }
 
 /// Why the device of this label cannot be opened here, if it cannot. Cheap: opens nothing.
 pub fn unavailable(label: &str) -> Option<Error> {
-    (!matches!(label, "emu" | "emu_npu2")).then(|| absent(label))
+    if matches!(label, "emu" | "emu_npu2") { None } else { xrt::unavailable(label) }
 }
 
-fn absent(label: &str) -> Error {
-    let missing = |why: &str| Error::Unavailable { what: format!("device {label}"), why: why.into() };
-    match label {
-        "npu" | "vnpu" if !xrt_sys::BUILT_WITH_XRT => missing("this binary is built without XRT"),
-        _ => Error::Unknown { kind: "device", name: label.into(), known: "emu, emu_npu2, vnpu, npu".into() },
+fn unknown_device(label: &str) -> Error {
+    Error::Unknown { kind: "device", name: label.into(), known: "emu, emu_npu2, vnpu, npu".into() }
+}
+
+/// The devices behind XRT.
+#[cfg(feature = "xrt")]
+mod xrt {
+    use super::*;
+    use crate::device::lock::LockOptions;
+    use crate::device::npu::{self, Label, NpuDevice};
+    use crate::kernel::cache::KernelCache;
+
+    pub(super) fn open(label: &str) -> Result<Box<dyn Device>> {
+        let label = Label::of(label).ok_or_else(|| unknown_device(label))?;
+        if let Some(error) = npu::unavailable(label) {
+            return Err(error);
+        }
+        let timeout = settings::npu_timeout()?;
+        Ok(Box::new(NpuDevice::open(label, kernels()?, timeout, &LockOptions::default())?))
+    }
+
+    pub(super) fn unavailable(label: &str) -> Option<Error> {
+        Label::of(label).map_or_else(|| Some(unknown_device(label)), npu::unavailable)
+    }
+
+    /// The kernel cache of this process, opened once; its warnings go to stderr.
+    fn kernels() -> Result<Arc<KernelCache>> {
+        static KERNELS: Mutex<Option<Arc<KernelCache>>> = Mutex::new(None);
+        let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernels) = &*kernels {
+            return Ok(kernels.clone());
+        }
+        let dir = settings::kernels().ok_or_else(|| Error::Unavailable {
+            what: "kernel cache".into(),
+            why: format!("{} names no folder of compiled ELFs", settings::KERNELS),
+        })?;
+        let opened = Arc::new(KernelCache::open(&dir, settings::sealed_only())?);
+        opened.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
+        Ok(kernels.insert(opened).clone())
+    }
+}
+
+/// Without them.
+#[cfg(not(feature = "xrt"))]
+mod xrt {
+    use super::*;
+
+    pub(super) fn open(label: &str) -> Result<Box<dyn Device>> {
+        Err(unavailable(label).unwrap_or_else(|| unknown_device(label)))
+    }
+
+    pub(super) fn unavailable(label: &str) -> Option<Error> {
+        Some(match label {
+            "npu" | "vnpu" => Error::Unavailable {
+                what: format!("device {label}"),
+                why: "this binary is built without the feature xrt".into(),
+            },
+            _ => unknown_device(label),
+        })
     }
 }
 
@@ -95,7 +150,8 @@ impl Bench {
             options.buckets.push(perplexity::bucket(longest));
         }
         options.plan = plan;
-        let cache = RunCache::open()?;
+        // What the virtual NPU computes depends on a library and on orders that no key knows.
+        let cache = if device == "vnpu" { RunCache::off() } else { RunCache::open()? };
         let (runner, records) = Default::default();
         let (device, prompts, alteration) = (device.into(), prompts.to_vec(), Arc::new(Sound));
         Ok(Bench { subject, device, prompts, options, cache, alteration, runner, records })
@@ -235,6 +291,14 @@ impl Bench {
         *self.runner.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
+    /// What of the device a record depends on: of an NPU its driver and its kernels.
+    fn device_key(&self) -> Result<String> {
+        match self.device.as_str() {
+            "npu" => self.describe().map(|(label, description)| format!("{label} {description}")),
+            emulated => Ok(format!("{emulated} {}", isa()?)),
+        }
+    }
+
     fn key(&self, ids: &[u32], teacher: &[u32], taps: &TapRequest) -> Result<RunKey> {
         let config = &self.subject.config;
         let seq_len = npu::bucket(ids.len(), config.max_position_embeddings);
@@ -248,7 +312,7 @@ impl Bench {
                 format!("{:?} {:?}", self.options.prefill, self.options.decode),
                 format!("{:?}", config.rope),
             ],
-            device: format!("{} {}", self.device, isa()?),
+            device: self.device_key()?,
             ids: ids.to_vec(),
             teacher: teacher.to_vec(),
             steps: STEPS,

@@ -6,6 +6,7 @@
 pub mod added;
 pub mod bench;
 pub mod calibrate;
+pub mod contracts;
 pub mod decode;
 pub mod escape;
 pub mod kv_rows;

@@ -38,6 +38,13 @@ pub fn cases(outlines: &[Outline]) -> Result<Vec<Case>> {
     Ok(shapes::all(outlines)?.into_iter().map(case_of).collect())
 }
 
+/// Every kernel and shape that has a case.
+///
+/// Errors: from the plans and the registry.
+pub fn kernels(outlines: &[Outline]) -> Result<Vec<Kernel>> {
+    shapes::all(outlines)
+}
+
 /// The case of a kernel's name, for a shape that is no case yet. It has no baseline: its figures are in a warning, to be
 /// appended to the registry. None for any other text.
 pub fn on_demand(name: &str) -> Option<Case> {

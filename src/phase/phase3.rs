@@ -210,7 +210,8 @@ fn noise_limit(bench: &Bench) -> Result<Option<f64>> {
 
 /// The arithmetic class a device label stands for.
 pub(super) fn arithmetic(bench: &Bench) -> Arithmetic {
-    if bench.device() == "emu" { Arithmetic::Ieee } else { Arithmetic::Npu2 }
+    // The virtual NPU computes with emu's kernels.
+    if matches!(bench.device(), "emu" | "vnpu") { Arithmetic::Ieee } else { Arithmetic::Npu2 }
 }
 
 /// KL over all steps of all `prompts` against HF bf16's own.

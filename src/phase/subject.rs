@@ -28,6 +28,8 @@ pub struct Outline {
     pub config_keys: Vec<String>,
     /// Ids of the captured prompts, in capture order.
     pub prompts: Vec<String>,
+    /// Their lengths. Units: tokens.
+    pub prompt_lengths: Vec<usize>,
     /// Ids of those with layer outputs.
     pub lens: Vec<String>,
     /// Positions at which the capture holds RoPE rows.
@@ -66,6 +68,7 @@ impl Outline {
             config,
             config_keys: hf.chain(ours).collect::<BTreeSet<_>>().into_iter().collect(),
             prompts: capture.prompts().iter().map(|p| p.id.clone()).collect(),
+            prompt_lengths: capture.prompts().iter().map(|p| p.n_prompt).collect(),
             lens: capture.lens_prompts().to_vec(),
             rope_positions: capture.rope()?.positions,
         })

@@ -12,6 +12,7 @@ mod sound;
 #[cfg(test)]
 mod tests;
 mod tuning;
+pub mod upstream;
 
 pub use build::{decode, prefill};
 pub use inheritance::{Inheritance, inheritance};

@@ -66,7 +66,7 @@ const PACKAGES: &[(&str, &[(&str, &str)])] = &[
     ("tokenizers", &[("src/model/", "the room that knows file formats")]),
     ("minijinja", &[("src/model/", "chat templates are part of a checkpoint")]),
     ("hf_hub", &[("src/model/", "finds checkpoints")]),
-    ("xrt_sys", &[("src/device/npu", "the only user of XRT"), ("src/phase/bench.rs", "asks whether XRT is built in")]),
+    ("xrt_sys", &[("src/device/npu", "the only user of XRT")]),
     ("evalexpr", &[("src/kernel/expr", "placement rules")]),
     ("insta", &[("src/harness/baseline.rs", "baselines")]),
     ("libtest_mimic", &[("src/harness/", "test cases")]),

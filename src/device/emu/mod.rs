@@ -15,12 +15,13 @@ use half::bf16;
 
 use self::buffer::GuardedMemory;
 use self::launch::scratch_bytes;
+use super::launch::check_launch;
 use super::{
     Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Completed, Counters, Device, DeviceInfo, DispatchHandle, Layout,
 };
 use crate::compute::{Isa, Kernel as Compute, PackedWeight, Pool};
 use crate::error::{Error, Result};
-use crate::kernel::{ArgRole, Dtype, Kernel};
+use crate::kernel::Dtype;
 use crate::tensor;
 
 enum Storage {
@@ -93,59 +94,6 @@ impl EmuDevice {
             Storage::Packed(Some(weight)) => weight,
             _ => unreachable!("run checks that every weight is written"),
         }
-    }
-
-    /// Checks one launch against its kernel: number, dtype, size and layout of the arguments, and no forbidden aliasing.
-    fn check_launch(&self, name: &str, launch: &BoundLaunch) -> Result<()> {
-        let args = launch.kernel.args();
-        if args.len() != launch.args.len() {
-            let (found, expected) = (launch.args.len(), args.len());
-            return self.fail(format!("{name}: {}: found {found} arguments, expected {expected}", launch.kernel));
-        }
-        for (arg, &handle) in args.iter().zip(&launch.args) {
-            let spec = &self.buffer(handle)?.spec;
-            let layout = if arg.role == ArgRole::LinearWeight { Layout::LinearWeight } else { Layout::Rows };
-            let shape_fits = match layout {
-                Layout::LinearWeight => (spec.rows, spec.cols) == (arg.rows, arg.cols),
-                Layout::Rows => spec.len() == arg.rows * arg.cols,
-            };
-            if !shape_fits || spec.dtype != arg.dtype || spec.layout != layout {
-                return self.fail(format!(
-                    "{name}: {}: argument {}: found {} {:?} {:?} [{}, {}], expected {:?} {layout:?} [{}, {}]",
-                    launch.kernel,
-                    arg.name,
-                    spec.name,
-                    spec.dtype,
-                    spec.layout,
-                    spec.rows,
-                    spec.cols,
-                    arg.dtype,
-                    arg.rows,
-                    arg.cols
-                ));
-            }
-        }
-        let (out, inputs) = launch.args.split_last().expect("every kernel has an output");
-        let elementwise = match launch.kernel {
-            Kernel::Add { .. }
-            | Kernel::BiasAdd { .. }
-            | Kernel::SiluMul { .. }
-            | Kernel::GeluTanh { .. }
-            | Kernel::Rope { .. }
-            | Kernel::RmsNorm { .. }
-            | Kernel::QkNorm { .. }
-            | Kernel::LayerNorm { .. } => true,
-            Kernel::Gemm { .. }
-            | Kernel::GemmLow { .. }
-            | Kernel::Gemv { .. }
-            | Kernel::GemvAdd { .. }
-            | Kernel::SwigluRms { .. }
-            | Kernel::Attention { .. } => false,
-        };
-        if inputs.contains(out) && !elementwise {
-            return self.fail(format!("{name}: {}: writes its own input", launch.kernel));
-        }
-        Ok(())
     }
 }
 
@@ -225,7 +173,7 @@ impl Device for EmuDevice {
 
     fn prepare(&mut self, name: &str, launches: Vec<BoundLaunch>) -> Result<DispatchHandle> {
         for launch in &launches {
-            self.check_launch(name, launch)?;
+            check_launch(&self.info.label, name, launch, |handle| self.buffers.get(handle.0).map(|b| &b.spec))?;
             let needed = scratch_bytes(&launch.kernel, self.info.arithmetic);
             if self.scratch.bytes().len() < needed {
                 self.scratch = GuardedMemory::new(needed);

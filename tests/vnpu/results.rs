@@ -1,0 +1,187 @@
+//! Right results through the real XRT: bit for bit emu's, from many threads, with no more uploaded than inputs, and what
+//! our layer costs a dispatch.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::Failed;
+use phasegate::device::lock::LockOptions;
+use phasegate::device::npu::handles::{Bo, Context, Device as XrtDevice, ElfImage, Kernel as XrtKernel};
+use phasegate::device::npu::run::{Ended, Run};
+use phasegate::device::npu::{Label, NpuDevice};
+use phasegate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, DispatchHandle, Layout, Role};
+use phasegate::kernel::cache::KernelCache;
+use phasegate::kernel::{Dtype, Kernel};
+use phasegate::phase::{Subject, contracts};
+use phasegate::plan::{Op, PlanOptions};
+use phasegate::runner::{Record, Runner, RunnerOptions, TapRequest};
+
+use super::{Named, child};
+
+pub fn cases() -> Vec<Named> {
+    vec![
+        ("tiny_llama_is_emu_bit_for_bit", || same_as_emu("tiny_llama", &["base_00", "instruct_00"])),
+        ("tiny_qwen2_is_emu_bit_for_bit", || same_as_emu("tiny_qwen2", &["base_00"])),
+        ("tiny_qwen3_is_emu_bit_for_bit", || same_as_emu("tiny_qwen3", &["base_00"])),
+        ("decode_uploads_its_inputs_only", decode_uploads_its_inputs_only),
+        ("eight_threads_of_500_runs", eight_threads_of_500_runs),
+        ("what_our_layer_costs", what_our_layer_costs),
+    ]
+}
+
+/// Logits of every step and every tap, compared by their bits.
+fn same_as_emu(model: &str, prompts: &[&str]) -> Result<(), Failed> {
+    let subject = Subject::shared(model)?;
+    let mut compared = 0;
+    for prompt in prompts {
+        let [emu, vnpu] = ["emu", "vnpu"].map(|device| record(&subject, device, prompt));
+        let (emu, vnpu) = (emu?, vnpu?);
+        if vnpu.device != "vnpu" {
+            return Err(format!("the record says it is of {}", vnpu.device).into());
+        }
+        let bits = |record: &Record| record.logits.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        if bits(&emu) != bits(&vnpu) {
+            return Err(format!("{prompt}: other logits than emu's").into());
+        }
+        for (name, rows) in &emu.taps {
+            let other = vnpu.taps.get(name).ok_or_else(|| format!("{prompt}: no tap {name}"))?;
+            if rows.iter().zip(other).any(|(a, b)| a.to_bits() != b.to_bits()) {
+                return Err(format!("{prompt}: tap {name} is not emu's").into());
+            }
+            compared += rows.len();
+        }
+        compared += emu.logits.len();
+    }
+    if compared > 1000 { Ok(()) } else { Err(format!("{compared} values compared").into()) }
+}
+
+fn record(subject: &Subject, device: &str, prompt: &str) -> phasegate::error::Result<Record> {
+    let captured = subject.capture()?.prompt(prompt)?;
+    let max = subject.config.max_position_embeddings;
+    let options = RunnerOptions::for_prompts([captured.ids.len()], Subject::STEPS, max);
+    let last = captured.ids.len() - 1;
+    let taps = TapRequest {
+        layer_positions: vec![0, last],
+        tap_positions: vec![0, last],
+        kv_positions: vec![0, last, last + 1],
+    };
+    subject.runner(device, &options)?.record(&captured.ids, &captured.chosen, Subject::STEPS, &taps)
+}
+
+/// One decode step sends the buffers that host ops write, and nothing else; no weight goes up again.
+fn decode_uploads_its_inputs_only() -> Result<(), Failed> {
+    let subject = Subject::shared("tiny_llama")?;
+    let options = RunnerOptions::for_prompts([4], 8, subject.config.max_position_embeddings);
+    let plan = phasegate::plan::decode(&subject.config, &PlanOptions::default())?;
+    let written =
+        plan.steps.iter().filter_map(|step| if let Op::Host(op) = &step.op { Some(op.writes()) } else { None });
+    let expected: usize = written.flatten().map(|id| plan.buffer(id).spec.bytes()).sum();
+    let mut runner = subject.runner("vnpu", &options)?;
+    runner.prefill(&[1, 2, 3, 4])?;
+    for position in 4..8 {
+        let before = runner.counters();
+        runner.decode_step(5, position)?;
+        let step = runner.counters().since(before);
+        let found = (step.bytes_written, step.static_uploads, step.buffers_created);
+        if found != (expected as u64, 0, 0) {
+            return Err(format!("position {position}: found {found:?}, expected {expected} bytes and no more").into());
+        }
+    }
+    eprintln!("decode_uploads_its_inputs_only: {expected} bytes a token");
+    Ok(())
+}
+
+const ROWS: usize = 3;
+const COLS: usize = 16;
+
+/// `add` on a device of its own.
+struct Adder {
+    device: NpuDevice,
+    args: Vec<BufferHandle>,
+    dispatch: DispatchHandle,
+}
+
+impl Adder {
+    fn new(cache: Arc<KernelCache>) -> phasegate::error::Result<Adder> {
+        let mut device = NpuDevice::open(Label::Vnpu, cache, Duration::from_secs(30), &LockOptions::default())?;
+        let mut args = vec![];
+        for (name, role) in [("a", Role::Input), ("b", Role::Input), ("y", Role::Output)] {
+            let (name, dtype, layout) = (name.to_owned(), Dtype::Bf16, Layout::Rows);
+            args.push(device.create(BufferSpec { name, dtype, rows: ROWS, cols: COLS, role, layout })?);
+        }
+        let kernel = Kernel::Add { rows: ROWS, cols: COLS };
+        let dispatch = device.prepare("sum", vec![BoundLaunch { site: "sum".into(), kernel, args: args.clone() }])?;
+        Ok(Adder { device, args, dispatch })
+    }
+
+    fn add(&mut self, a: f32, b: f32) -> phasegate::error::Result<bool> {
+        let all = |x: f32| [half::bf16::from_f32(x).to_le_bytes(); ROWS * COLS].concat();
+        self.device.write(self.args[0], 0, &all(a))?;
+        self.device.write(self.args[1], 0, &all(b))?;
+        self.device.poison(self.args[2])?;
+        self.device.run(self.dispatch)?;
+        Ok(self.device.read(self.args[2], 0, 2 * ROWS * COLS)? == all(a + b))
+    }
+}
+
+fn cache() -> Result<Arc<KernelCache>, Failed> {
+    Ok(Arc::new(KernelCache::open(&child::kernels()?, false)?))
+}
+
+fn eight_threads_of_500_runs() -> Result<(), Failed> {
+    let cache = cache()?;
+    let runs = |thread: usize| -> phasegate::error::Result<usize> {
+        let mut adder = Adder::new(cache.clone())?;
+        let mut right = 0;
+        for i in 0..500 {
+            // Small whole numbers: their sums are exact.
+            right += usize::from(adder.add(thread as f32, (i % 100) as f32)?);
+        }
+        Ok(right)
+    };
+    let right: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || runs(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    for (thread, right) in right.into_iter().enumerate() {
+        let right = right?;
+        if right != 500 {
+            return Err(format!("thread {thread}: {right} of 500 results are right").into());
+        }
+    }
+    Ok(())
+}
+
+/// Median microseconds of one dispatch, through [`Device::run`] and through the bare handles, in turn.
+fn what_our_layer_costs() -> Result<(), Failed> {
+    let cache = cache()?;
+    let mut adder = Adder::new(cache.clone())?;
+    let elf = cache.elf(&contracts::of_kernel(Kernel::Add { rows: ROWS, cols: COLS })?)?;
+    let device = XrtDevice::open(0)?;
+    let context = Context::new(&device, &ElfImage::from_bytes(&elf.bytes)?)?;
+    let kernel = XrtKernel::of_elf(&context, &elf.kernel)?;
+    let buffers = (0..3).map(|_| Bo::new(&device, 96)).collect::<Result<Vec<_>, _>>()?;
+    let mut bare = Run::new(&kernel, 3)?;
+    for (argument, buffer) in buffers.iter().enumerate() {
+        bare.set(argument, buffer)?;
+    }
+    let (mut ours, mut theirs) = (vec![], vec![]);
+    for _ in 0..2000 {
+        let began = Instant::now();
+        adder.device.run(adder.dispatch)?;
+        ours.push(began.elapsed());
+        let began = Instant::now();
+        bare = match bare.start().map_err(|(_, why)| why)?.wait(Duration::from_secs(30)) {
+            Ended::Completed(run, _) => run,
+            other => return Err(format!("{other:?}").into()),
+        };
+        theirs.push(began.elapsed());
+    }
+    ours.sort();
+    theirs.sort();
+    let median = |times: &[Duration]| times[times.len() / 2].as_secs_f64() * 1e6;
+    let (ours, theirs) = (median(&ours), median(&theirs));
+    eprintln!("what_our_layer_costs: {ours:.1} us a dispatch, {theirs:.1} us on bare handles: {:.1} us", ours - theirs);
+    // Far above what it takes, far below what a dispatch on silicon does.
+    if ours - theirs < 100.0 { Ok(()) } else { Err(format!("{:.1} us a dispatch", ours - theirs).into()) }
+}
