@@ -1,7 +1,6 @@
 //! Can the gates fail? Every fault of the catalogue on every embedded model that can have it, and the sound models through
 //! the same gates. A whole run writes the kill matrix.
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -15,8 +14,8 @@ use phasegate::settings;
 /// Models that are also injected under the NPU2's arithmetic.
 const NPU2: [&str; 2] = ["tiny_llama", "tiny_qwen3"];
 
-/// Sets of prompts that the sound models are run over.
-const SETS: [&str; 4] = ["base", "instruct", "chat", "long"];
+/// Sets of prompts that the sound models are run over, each with the long prompt.
+const SETS: [&str; 3] = ["base", "instruct", "chat"];
 
 type Found = Arc<Mutex<Matrix>>;
 
@@ -100,15 +99,14 @@ fn judge(entry: &Entry, row: &Row) -> std::result::Result<(), Failed> {
 
 fn clean(set: &'static str, outline: &Outline, device: &'static str, found: &Found) -> Case {
     let (model, found) = (outline.name.clone(), found.clone());
-    let prompts: Vec<String> = outline.prompts.iter().filter(|id| id.starts_with(set)).cloned().collect();
+    let wanted = |id: &&String| id.starts_with(set) || id.starts_with("long");
+    let prompts: Vec<String> = outline.prompts.iter().filter(wanted).cloned().collect();
     let name = format!("{}clean::{model}::{set}", prefix(device));
     let case = Case::new(name.clone(), move |_| {
         let subject = Subject::shared(&model).map_err(failed)?;
-        let gates = escape::clean(&subject, device, &prompts).map_err(failed)?;
-        let alarms: BTreeMap<_, _> = gates.iter().filter(|(_, said)| said.stops()).collect();
-        let alarms: Vec<String> =
-            alarms.iter().map(|(gate, said)| format!("{}: {}", gate.name(), said.reason)).collect();
-        found.lock().unwrap_or_else(PoisonError::into_inner).clean.insert(name.clone(), alarms.clone());
+        let clean = escape::clean(&subject, device, &prompts).map_err(failed)?;
+        let alarms = clean.alarms.clone();
+        found.lock().unwrap_or_else(PoisonError::into_inner).clean.insert(name.clone(), clean);
         if alarms.is_empty() { Ok(()) } else { Err(alarms.join("\n").into()) }
     });
     case.needs(outline.name.clone()).without_device()
@@ -129,5 +127,11 @@ fn write(matrix: &Matrix) -> Result<()> {
     }
     let figures = matrix.figures();
     eprintln!("escape: {figures:?}");
-    Ok(())
+    let document = settings::root().join("docs/kill_matrix.md");
+    let written = std::fs::read_to_string(&document).map_err(Error::io(&document))?;
+    if matrix.is_documented(&written) {
+        return Ok(());
+    }
+    let why = format!("its figures are not those of this run, which stand in {}", dir.join("kill_matrix.md").display());
+    Err(Error::malformed(document, why))
 }

@@ -34,14 +34,6 @@ impl<'a> Three<'a> {
         Ok(ratio(distance(self.device, self.f32), distance(self.bf16, self.f32)))
     }
 
-    /// ‖device - bf16‖ / ‖bf16 - f32‖: of two results from one input, what the device added of its own.
-    ///
-    /// Errors: [`crate::error::Error::Comparison`] for other shapes.
-    pub fn added_over_own(&self) -> Result<f64> {
-        self.check()?;
-        Ok(ratio(distance(self.device, self.bf16), distance(self.bf16, self.f32)))
-    }
-
     /// [`Three::over_own`] of every row, over the row's own noise or the rows' median, whichever is larger: a row that HF
     /// happens to get right is no limit.
     ///
@@ -95,33 +87,28 @@ mod tests {
 
     use super::*;
 
-    fn three(device: &Array2<f32>) -> (f64, f64, Vec<f64>, Vec<f64>) {
+    fn three(device: &Array2<f32>) -> (f64, Vec<f64>, Vec<f64>) {
         let f32 = arr2(&[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]);
         let bf16 = &f32 + &arr2(&[[0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1]]);
         let three = Three { device: device.view(), bf16: bf16.view(), f32: f32.view() };
-        (
-            three.over_own().unwrap(),
-            three.added_over_own().unwrap(),
-            three.rows_over_own().unwrap(),
-            three.heads_over_own(2).unwrap(),
-        )
+        (three.over_own().unwrap(), three.rows_over_own().unwrap(), three.heads_over_own(2).unwrap())
     }
 
     #[test]
     fn a_wrong_row_and_a_wrong_head_are_told_apart() {
         let mut device = arr2(&[[1.1, 2.1, 3.1, 4.1], [5.1, 6.1, 7.1, 8.1]]);
-        let (over, added, ..) = three(&device);
-        assert!((over - 1.0).abs() < 1e-5 && added < 1e-5, "{over} {added}");
+        let (over, ..) = three(&device);
+        assert!((over - 1.0).abs() < 1e-5, "{over}");
         device[[1, 3]] = 9.0;
-        let (_, added, rows, heads) = three(&device);
-        assert!(added > 3.0 && rows[0] < 1.01 && rows[1] > 5.0 && heads[0] < 1.01 && heads[1] > 5.0);
+        let (over, rows, heads) = three(&device);
+        assert!(over > 3.0 && rows[0] < 1.01 && rows[1] > 5.0 && heads[0] < 1.01 && heads[1] > 5.0);
     }
 
     #[test]
     fn nan_stays_nan() {
         let device = arr2(&[[f32::NAN, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]);
-        let (over, added, rows, heads) = three(&device);
-        assert!(over.is_nan() && added.is_nan() && rows[0].is_nan() && heads[0].is_nan());
+        let (over, rows, heads) = three(&device);
+        assert!(over.is_nan() && rows[0].is_nan() && heads[0].is_nan());
         assert!(rows[1].is_finite() && heads[1].is_finite());
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     let block = phase2::block(&bench, &prompt)?;
     let mut report = Report::new("diagnosis", &subject.name, bench.describe()?, verdict.and(block.verdict));
     report.tables.push(table);
-    report.plots = plots(&found);
+    report.plots = plots(&found, phase3::noise_limit(&bench)?);
     report.provenance = provenance::of(&subject)?;
     report.fact("composition", phase2::composition(&subject)?.to_string());
     for (option, value) in args.model.plan().facts() {
@@ -86,7 +86,7 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The lens as lines over the layers.
-fn plots(found: &[Layer]) -> Vec<Plot> {
+fn plots(found: &[Layer], noise_limit: Option<f64>) -> Vec<Plot> {
     let over = |of: fn(&Layer) -> f64| found.iter().map(move |l| (l.layer as f64, of(l)));
     let mut cosine = Plot::new("Cosine against HF bf16", "layer", "1 - cosine");
     cosine.log = true;
@@ -96,7 +96,7 @@ fn plots(found: &[Layer]) -> Vec<Plot> {
     sqnr.line("against HF bf16", over(|l| l.vs_bf16.body.sqnr_db));
     sqnr.line("against HF f32", over(|l| l.vs_f32.body.sqnr_db));
     let mut noise = Plot::new("Noise ratio", "layer", "distance to HF f32 / HF bf16's own");
-    noise.limit = Some(phase3::IEEE_NOISE_RATIO);
+    noise.limit = noise_limit;
     noise.line("device", over(|l| l.noise_ratio));
     vec![cosine, sqnr, noise]
 }

@@ -149,7 +149,7 @@ pub(super) fn kv_row_missing(config: &ModelConfig, at: &At) -> SharedHook {
     hook(config, at, false, |known, cx| {
         let Some(layer) = appended(known, cx) else { return Ok(()) };
         if is_prefill(cx) {
-            known.kept[layer].0 = vec![bf16::ZERO; known.at.position];
+            known.kept[layer] = (vec![bf16::ZERO; known.at.position], vec![]);
             return Ok(());
         }
         if known.kept[layer].0.pop().is_none() && known.kept[layer].1.is_empty() {

@@ -63,16 +63,20 @@ pub enum Gate {
     Noise,
     /// Phase 3: what a layer adds when it starts from HF's input.
     Added,
+    /// Phase 3: single positions of the long prompt.
+    Positions,
     /// Phase 3: rows of the KV cache.
     Kv,
     /// Phase 3: decode against prefill.
     Decode,
     /// Phase 3: perplexity of a held text.
     Perplexity,
+    /// Any of these on the ieee datapath, where the device's own arithmetic hides the fault.
+    IeeeRerun,
 }
 
 impl Gate {
-    pub const ALL: [Gate; 12] = [
+    pub const ALL: [Gate; 14] = [
         Gate::Refused,
         Gate::Phase0,
         Gate::Phase1,
@@ -82,9 +86,11 @@ impl Gate {
         Gate::Kl,
         Gate::Noise,
         Gate::Added,
+        Gate::Positions,
         Gate::Kv,
         Gate::Decode,
         Gate::Perplexity,
+        Gate::IeeeRerun,
     ];
 
     /// As it stands at the head of a column.
@@ -99,9 +105,11 @@ impl Gate {
             Gate::Kl => "kl",
             Gate::Noise => "noise",
             Gate::Added => "added",
+            Gate::Positions => "positions",
             Gate::Kv => "kv",
             Gate::Decode => "decode",
             Gate::Perplexity => "perplexity",
+            Gate::IeeeRerun => "ieee_rerun",
         }
     }
 }

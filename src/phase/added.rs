@@ -6,24 +6,24 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
-use ndarray::{Array2, Axis};
+use ndarray::{Array2, Array3, Axis};
 
 use super::phase3::arithmetic;
-use super::{Bench, Finding};
+use super::{Bench, Finding, limits};
 use crate::check::floor::Three;
 use crate::check::tolerance::at_most;
 use crate::check::{Extent, Metrics, Verdict};
-use crate::device::Arithmetic;
 use crate::error::{Error, Result};
 use crate::reference::Lens;
 use crate::runner::{Hook, Runner, StepContext};
 use crate::tensor;
 
-/// Distance of a layer's output from HF bf16's, both from one input, over HF bf16's own distance to HF f32.
+/// One layer, started from HF bf16's own input.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Added {
     pub layer: usize,
-    pub over_own: f64,
+    /// Relative L2 of what was added, over that of HF bf16's own first layer, whose input is exact: one layer's noise.
+    pub over_first: f64,
     /// Relative L2 of what was inherited: HF bf16's own input against HF f32's; 0 at the embedding.
     pub inherited_rel_l2: f64,
     /// Relative L2 of what was added.
@@ -78,19 +78,20 @@ pub fn layers(bench: &Bench, prompt: &str) -> Result<Vec<Added>> {
     let ids = bench.altered_prompt(&ids);
     bench.with_runner(|runner| runner.with_hook(teacher.clone(), |runner| runner.prefill(&ids)))?;
     let outputs = std::mem::take(&mut teacher.lock().unwrap_or_else(PoisonError::into_inner).outputs);
+    let own = |layer: usize| {
+        let side = |x: &Array3<f32>| x.index_axis(Axis(0), layer).to_owned();
+        let (bf16, f32) = (side(&lens.layers_bf16), side(&lens.layers_f32));
+        let three = Three { device: bf16.view(), bf16: bf16.view(), f32: f32.view() }.body();
+        Ok(Metrics::measure(three.bf16, three.f32)?.rel_l2)
+    };
+    let first = own(0)?;
     let mut found = vec![];
     for (layer, device) in outputs.iter().enumerate().take(lens.layers_bf16.len_of(Axis(0))) {
         let (bf16, f32) = (lens.layers_bf16.index_axis(Axis(0), layer), lens.layers_f32.index_axis(Axis(0), layer));
-        let own = |layer: usize| {
-            let (bf16, f32) = (lens.layers_bf16.index_axis(Axis(0), layer), lens.layers_f32.index_axis(Axis(0), layer));
-            Ok(Metrics::measure(bf16, f32)?.rel_l2)
-        };
-        found.push(Added {
-            layer,
-            over_own: Three { device: device.view(), bf16, f32 }.body().added_over_own()?,
-            inherited_rel_l2: if layer == 0 { 0.0 } else { own(layer - 1)? },
-            added_rel_l2: Metrics::measure(device.view(), bf16)?.rel_l2,
-        });
+        let three = Three { device: device.view(), bf16, f32 }.body();
+        let added_rel_l2 = Metrics::measure(three.device, three.bf16)?.rel_l2;
+        let inherited_rel_l2 = if layer == 0 { 0.0 } else { own(layer - 1)? };
+        found.push(Added { layer, over_first: added_rel_l2 / first, inherited_rel_l2, added_rel_l2 });
     }
     Ok(found)
 }
@@ -99,31 +100,30 @@ pub fn layers(bench: &Bench, prompt: &str) -> Result<Vec<Added>> {
 ///
 /// Errors: as [`layers`].
 pub fn judge(bench: &Bench, prompts: &[String]) -> Result<Finding> {
-    let limit = limit(arithmetic(bench));
+    let limit = limit(bench)?;
     let (mut failures, mut compared, mut worst) = (vec![], 0, 0f64);
     for id in prompts {
         for found in layers(bench, id)? {
             compared += 1;
-            worst = if found.over_own > worst || found.over_own.is_nan() { found.over_own } else { worst };
-            if !at_most(found.over_own, limit) {
-                let Added { layer, over_own, added_rel_l2, .. } = found;
+            worst = if found.over_first > worst || found.over_first.is_nan() { found.over_first } else { worst };
+            if !at_most(found.over_first, limit) {
+                let Added { layer, over_first, added_rel_l2, .. } = found;
                 failures.push(format!(
-                    "{id}: layer {layer} adds {over_own:.2} times HF bf16's own distance to HF f32, at most {limit} (relative L2 {added_rel_l2:.2e})"
+                    "{id}: layer {layer} adds {over_first:.2} times what HF bf16's own first layer does, at most {limit} (relative L2 {added_rel_l2:.2e})"
                 ));
             }
         }
     }
     let wanted = (prompts.len() * bench.subject().config.num_hidden_layers) as u64;
     let extent = Extent::new().require("layers", wanted).compare("layers", compared);
-    Ok(Finding { verdict: Verdict::judge(failures, extent), numbers: vec![("added_over_own_max", worst)] })
+    Ok(Finding { verdict: Verdict::judge(failures, extent), numbers: vec![("added_over_first_max", worst)] })
 }
 
-/// The most a layer may add.
-pub fn limit(arithmetic: Arithmetic) -> f64 {
-    match arithmetic {
-        Arithmetic::Ieee => 2.0,
-        Arithmetic::Npu2 => 20.0,
-    }
+/// The most a layer may add, over HF bf16's own first layer.
+///
+/// Errors: as [`limits::factor`].
+pub fn limit(bench: &Bench) -> Result<f64> {
+    limits::factor(limits::Gate::Added, arithmetic(bench))
 }
 
 /// The taps of layer 0 in order of computation, each over HF bf16's own distance.

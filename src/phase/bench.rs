@@ -146,6 +146,7 @@ impl Bench {
             prompts.iter().map(|id| Ok(subject.capture()?.prompt(id)?.ids.len())).collect::<Result<_>>()?;
         let longest = subject.config.max_position_embeddings;
         let mut options = RunnerOptions::for_prompts(lengths, STEPS, longest);
+        options.max_positions = options.max_positions.max(perplexity::positions(longest));
         if !options.buckets.contains(&perplexity::bucket(longest)) {
             options.buckets.push(perplexity::bucket(longest));
         }

@@ -7,29 +7,28 @@
 use half::bf16;
 use ndarray::Array2;
 
-use super::{Bench, Finding, phase3};
+use super::{Bench, Finding, limits, phase3};
 use crate::check::tolerance::at_most;
 use crate::check::{Extent, Metrics, Summary, Verdict};
 use crate::device::Arithmetic;
 use crate::error::Result;
 use crate::runner::{NpuRunner, Runner};
 
-/// Distance of decode from prefill over HF's own, on a device whose kernels are the same for both.
-pub const FACTOR: f64 = 1.5;
-
 /// As far as logits that have nothing in common with the others.
 const UNRELATED: f64 = 1.0;
 
-/// The factor of the device's arithmetic. KL grows with the square of the distance of the logits, so a class that may be x
-/// times the floor in KL may be the root of x times in distance. As with KL that is known of the median; a single position
-/// of that class beyond it is a warning, unless its logits are [`UNRELATED`].
-fn factor(bench: &Bench) -> f64 {
-    match phase3::arithmetic(bench) {
-        Arithmetic::Ieee => FACTOR,
-        Arithmetic::Npu2 => {
-            FACTOR * (phase3::NPU2_KL_PER_LAYER * bench.subject().config.num_hidden_layers as f64).sqrt()
+/// Times HF's own distance, by the device's arithmetic. KL grows with the square of the distance of the logits, so a class
+/// that may be x times the floor in KL may be the root of x times in distance. As with KL that is known of the median; a
+/// single position of that class beyond it is a warning, unless its logits are [`UNRELATED`].
+fn factor(bench: &Bench) -> Result<f64> {
+    let same_kernels = limits::factor(limits::Gate::Decode, Arithmetic::Ieee)?;
+    Ok(match phase3::arithmetic(bench) {
+        Arithmetic::Ieee => same_kernels,
+        class @ Arithmetic::Npu2 => {
+            let per_layer = limits::factor(limits::Gate::KlMedianPerLayer, class)?;
+            same_kernels * (per_layer * bench.subject().config.num_hidden_layers as f64).sqrt()
         }
-    }
+    })
 }
 
 /// Runs of consecutive positions, each decoded in one go behind a prefill: the first tokens, both sides of a block of
@@ -111,7 +110,7 @@ pub fn walk(bench: &Bench, runs: &[(usize, usize)]) -> Result<Vec<(usize, f64)>>
 ///
 /// Errors: as [`hf_distance`].
 pub fn limits(bench: &Bench) -> Result<(f64, f64)> {
-    let (hf, factor) = (hf_distance(bench)?, factor(bench));
+    let (hf, factor) = (hf_distance(bench)?, factor(bench)?);
     Ok((factor * hf.max, factor * hf.median))
 }
 

@@ -3,11 +3,10 @@
 use ndarray::{ArrayView2, Axis, s};
 
 use super::phase3::arithmetic;
-use super::{Bench, Finding};
+use super::{Bench, Finding, limits};
 use crate::check::floor::Three;
 use crate::check::tolerance::at_most;
 use crate::check::{Extent, Verdict};
-use crate::device::Arithmetic;
 use crate::error::Result;
 use crate::reference::Lens;
 use crate::tensor;
@@ -33,11 +32,10 @@ pub struct Rows {
 }
 
 /// The most that a head's rows may be, over HF bf16's own distance to HF f32.
-pub fn limit(arithmetic: Arithmetic) -> f64 {
-    match arithmetic {
-        Arithmetic::Ieee => 2.0,
-        Arithmetic::Npu2 => 30.0,
-    }
+///
+/// Errors: as [`limits::factor`].
+pub fn limit(bench: &Bench) -> Result<f64> {
+    limits::factor(limits::Gate::Kv, arithmetic(bench))
 }
 
 /// Every head of every layer of one lens prompt, rows of prefill and of decode apart.
@@ -84,7 +82,7 @@ fn sides(lens: &Lens, part: Part, layer: usize) -> (ArrayView2<'_, f32>, ArrayVi
 ///
 /// Errors: as [`rows`].
 pub fn judge(bench: &Bench, prompts: &[String]) -> Result<Finding> {
-    let (limit, config) = (limit(arithmetic(bench)), &bench.subject().config);
+    let (limit, config) = (limit(bench)?, &bench.subject().config);
     let (mut failures, mut compared, mut worst) = (vec![], 0, 0f64);
     for id in prompts {
         for found in rows(bench, id)? {

@@ -5,14 +5,16 @@
 
 use ndarray::{ArrayView2, Axis, s};
 
+use super::limits::Gate;
 use super::phase2::missing;
 use super::subject::Outline;
-use super::{Bench, Case, Finding, decode, rewrite};
+use super::{Bench, Case, Finding, added, decode, kv_rows, limits, perplexity, positions, rewrite};
 use crate::check::agreement::Agreement;
 use crate::check::layers::{self, Layer};
 use crate::check::logits::{AtTruth, Kl, KlFactors};
 use crate::check::token_set::{STEPS, TokenSet};
 use crate::check::tolerance::at_most;
+use crate::check::ulp::bf16_ulp;
 use crate::check::{Extent, Metrics, Verdict};
 use crate::device::Arithmetic;
 use crate::error::Result;
@@ -21,24 +23,6 @@ use crate::tensor::{self, F32Matrix};
 
 /// The name of its progress document.
 pub const DOCUMENT: &str = "phase3_full";
-
-/// Median KL over all prompts and steps may be this many times HF bf16's own.
-///
-/// Source: SmolLM2-135M, faults injected into its f32 model: every one that a logit gate can see lies above 3x, HF's own
-/// variants (eager against sdpa, one prefill against cached decode) below 2x. Other models were not measured.
-pub const IEEE_KL: KlFactors = KlFactors::median(3.0);
-
-/// The same for the NPU2's arithmetic, per layer: rounding toward minus infinity is a bias that every layer adds to.
-///
-/// Source: clean runs on emu_npu2 over all 25 prompts, times the floor per layer: tiny_llama 1.56, tiny_mistral 1.35,
-/// tiny_qwen2 1.87, tiny_qwen3 1.61 (3 or 4 layers), smollm2_135m 1.15 (30 layers; 34.5 in all). Twice the largest of the
-/// others clears each model. What hides below it is for phase 1, the layer lens or a run on ieee to see.
-pub const NPU2_KL_PER_LAYER: f64 = 3.2;
-
-/// Distance to HF f32 of any layer, over HF bf16's own distance.
-///
-/// Source: what rounding bf16 at kernel borders and f32 inside can add over HF's own rounding points.
-pub const IEEE_NOISE_RATIO: f64 = 1.5;
 
 /// Every case of phase 3 for one model.
 pub fn cases(outline: &Outline) -> Vec<Case> {
@@ -67,11 +51,20 @@ pub fn cases(outline: &Outline) -> Vec<Case> {
         let bench = Bench::shared(&m, device)?;
         kl(&bench, &prompts)
     }));
-    let m = model.clone();
-    // No baseline: the limit is HF's own, and on the ieee datapath the distance is nothing at all.
-    let decodes =
-        Case::on_device(format!("decode::{model}"), model, move |device| decode::case(&*Bench::shared(&m, device)?));
-    cases.push(Case { baseline: false, ..decodes });
+    // No baselines below: each limit is HF's own noise, and the extremes they look at differ between instruction sets.
+    let mut gate = |name: String, run: fn(&Bench, &Outline) -> Result<Verdict>| {
+        let outline = outline.clone();
+        let case = Case::on_device(name, model, move |device| {
+            Ok(Finding::of(run(&*Bench::shared(&outline.name, device)?, &outline)?))
+        });
+        cases.push(Case { baseline: false, ..case });
+    };
+    gate(format!("agreement::{model}"), |bench, outline| agreement(bench, &outline.prompts));
+    gate(format!("added::{model}"), |bench, _| Ok(added::judge(bench, &added::prompts(bench)?)?.verdict));
+    gate(format!("kv_rows::{model}"), |bench, outline| Ok(kv_rows::judge(bench, &outline.lens)?.verdict));
+    gate(format!("positions::{model}"), |bench, outline| Ok(positions::judge(bench, &outline.lens)?.verdict));
+    gate(format!("perplexity::{model}"), |bench, _| Ok(perplexity::judge(bench, usize::MAX)?.verdict));
+    gate(format!("decode::{model}"), |bench, _| Ok(decode::case(bench)?.verdict));
     cases.extend(rewrite::cases(outline));
     cases
 }
@@ -110,12 +103,40 @@ pub fn prompt(bench: &Bench, id: &str) -> Result<PromptFinding> {
     Ok(PromptFinding { token_set, agreement, kl, floor, logits, verdict })
 }
 
-/// Each side's choice among the other's five at every step of these prompts, ties included.
+/// Each side's choice among the other's five at every step of these prompts, ties included, and no choice that costs more
+/// than the class's factor allows.
 ///
 /// Errors: those of the runs.
 pub fn agreement(bench: &Bench, prompts: &[String]) -> Result<Verdict> {
     let of = |id: &String| Ok(prompt(bench, id)?.agreement.judge(STEPS));
-    Ok(Verdict::all(prompts.iter().map(of).collect::<Result<Vec<_>>>()?))
+    let verdict = Verdict::all(prompts.iter().map(of).collect::<Result<Vec<_>>>()?);
+    let (worst, own) = regret(bench, prompts)?;
+    let limit = limits::factor(Gate::Regret, arithmetic(bench))? * own;
+    let far = (!at_most(worst, limit)).then(|| {
+        format!("a choice costs {worst:.1} ulp by HF's logits, at most {limit:.1}, a factor on what HF f32's own choices cost")
+    });
+    let steps = prompts.len() as u64;
+    let extent = Extent::new().require("prompts", steps).compare("prompts", steps);
+    Ok(verdict.and(Verdict::judge(far.into_iter().collect(), extent)))
+}
+
+/// What the costliest choice of the device costs by HF bf16's logits, and what HF f32's costliest does, but at least one.
+///
+/// Units: bf16 ULPs of HF's highest logit.
+///
+/// Errors: those of the runs.
+pub fn regret(bench: &Bench, prompts: &[String]) -> Result<(f64, f64)> {
+    let (mut worst, mut own) = (0f64, 1f64);
+    for id in prompts {
+        let steps = prompt(bench, id)?.agreement.steps;
+        worst = steps.iter().map(|step| step.regret_ulp).fold(worst, f64::max);
+        let capture = bench.subject().capture()?.prompt(id)?;
+        for (top, f32s) in capture.bf16.logits.column(0).iter().zip(capture.bf16_at_f32.column(0)) {
+            let (top, f32s) = (f64::from(*top), f64::from(*f32s));
+            own = own.max((top - f32s) / bf16_ulp(top));
+        }
+    }
+    Ok((worst, own))
 }
 
 fn token_set(bench: &Bench, id: &str) -> Result<Finding> {
@@ -194,18 +215,22 @@ pub fn noise(bench: &Bench, id: &str) -> Result<Finding> {
     Ok(Finding { verdict: Verdict::judge(failures, extent), numbers: vec![("rel_l2_over_hf_max", worst)] })
 }
 
-fn kl_factors(bench: &Bench) -> KlFactors {
-    match arithmetic(bench) {
-        Arithmetic::Ieee => IEEE_KL,
-        Arithmetic::Npu2 => KlFactors::median(NPU2_KL_PER_LAYER * bench.subject().config.num_hidden_layers as f64),
-    }
+fn kl_factors(bench: &Bench) -> Result<KlFactors> {
+    let class = arithmetic(bench);
+    let layers = bench.subject().config.num_hidden_layers as f64;
+    // NPU2 arithmetic has a bias that every layer adds to.
+    let median = match limits::find(Gate::KlMedian, class)? {
+        Some(factor) => factor,
+        None => layers * limits::factor(Gate::KlMedianPerLayer, class)?,
+    };
+    Ok(KlFactors { p95: limits::find(Gate::KlP95, class)?, ..KlFactors::median(median) })
 }
 
-fn noise_limit(bench: &Bench) -> Result<Option<f64>> {
-    Ok(match arithmetic(bench) {
-        Arithmetic::Ieee => Some(IEEE_NOISE_RATIO),
-        Arithmetic::Npu2 => None,
-    })
+/// How many times HF bf16's own distance to HF f32 a layer's may be, where the class has a limit.
+///
+/// Errors: as [`limits::find`].
+pub fn noise_limit(bench: &Bench) -> Result<Option<f64>> {
+    limits::find(Gate::Noise, arithmetic(bench))
 }
 
 /// The arithmetic class a device label stands for.
@@ -214,18 +239,25 @@ pub(super) fn arithmetic(bench: &Bench) -> Arithmetic {
     if matches!(bench.device(), "emu" | "vnpu") { Arithmetic::Ieee } else { Arithmetic::Npu2 }
 }
 
-/// KL over all steps of all `prompts` against HF bf16's own.
+/// KL of the device and of HF bf16, over all steps of all `prompts`.
 ///
 /// Errors: those of the runs.
-pub fn kl(bench: &Bench, prompts: &[String]) -> Result<Finding> {
+pub fn kl_and_floor(bench: &Bench, prompts: &[String]) -> Result<(Kl, Kl)> {
     let (mut steps, mut floor) = (vec![], vec![]);
     for id in prompts {
         let found = prompt(bench, id)?;
         steps.extend(found.kl.steps);
         floor.extend(found.floor.steps);
     }
-    let (kl, floor) = (Kl::of(steps), Kl::of(floor));
-    let verdict = kl.judge(&floor.summary, kl_factors(bench), prompts.len() * STEPS);
+    Ok((Kl::of(steps), Kl::of(floor)))
+}
+
+/// KL over all steps of all `prompts` against HF bf16's own.
+///
+/// Errors: those of the runs.
+pub fn kl(bench: &Bench, prompts: &[String]) -> Result<Finding> {
+    let (kl, floor) = kl_and_floor(bench, prompts)?;
+    let verdict = kl.judge(&floor.summary, kl_factors(bench)?, prompts.len() * STEPS);
     let numbers =
         vec![("kl_median", kl.summary.median), ("kl_p95", kl.summary.p95), ("kl_floor_median", floor.summary.median)];
     Ok(Finding { verdict, numbers })

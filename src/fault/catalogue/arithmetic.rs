@@ -25,7 +25,7 @@ const fn site(
     tamper: Tamper,
 ) -> Entry {
     let injection = Injection::Launch { kernels, sites, stages: Stages::Both, tamper };
-    entry(id, Kind::Arithmetic, texts, &[Gate::Added, Gate::Noise], Lens::Layer, injection)
+    entry(id, Kind::Arithmetic, texts, &[Gate::Added, Gate::Noise, Gate::Kl], Lens::Layer, injection)
 }
 
 /// The head: no layer shows it, the logits do.

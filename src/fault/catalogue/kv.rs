@@ -46,8 +46,8 @@ pub(super) static ENTRIES: &[Entry] = &[
             "the cache is not cleared and one row not overwritten",
             "clear the cache when a prompt begins",
         ],
-        &[Gate::Kv, Gate::Kl],
-        Lens::None,
+        &[Gate::Decode, Gate::Kv, Gate::Kl],
+        Lens::Step(|_| 0),
         Injection::Hook(hooks::kv_stale),
     ),
     Entry {

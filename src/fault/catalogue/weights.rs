@@ -8,7 +8,7 @@ use crate::fault::weights::{
 };
 
 /// Gates that see one layer's weights wrong.
-const LAYER: &[Gate] = &[Gate::Added, Gate::Noise];
+const LAYER: &[Gate] = &[Gate::Added, Gate::Noise, Gate::Kl, Gate::Kv];
 
 const fn weights(id: &'static str, texts: [&'static str; 3], injection: Injection) -> Entry {
     entry(id, Kind::Weights, texts, LAYER, Lens::Layer, injection)

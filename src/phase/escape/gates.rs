@@ -11,7 +11,7 @@ use crate::fault::{Fault, Gate, Injection, Kind};
 use crate::kernel::Kernel;
 use crate::phase::bench::open_device;
 use crate::phase::needs::needs;
-use crate::phase::{Bench, Subject, added, decode, kv_rows, perplexity, phase0, phase1, phase2, phase3};
+use crate::phase::{Bench, Subject, added, decode, kv_rows, perplexity, phase0, phase1, phase2, phase3, positions};
 use crate::plan::PlanOptions;
 use crate::runner::Alteration;
 
@@ -73,6 +73,7 @@ pub(super) fn of_run(bench: &Bench, prompts: &[String], lens: &[String]) -> Resu
     if !lens.is_empty() {
         ask(Gate::Block, of_all(&|id| Ok(phase2::block(bench, id)?.verdict), lens));
         ask(Gate::Noise, of_all(&|id| Ok(phase3::noise(bench, id)?.verdict), lens));
+        ask(Gate::Positions, positions::judge(bench, lens).map(|f| f.verdict));
         ask(Gate::Kv, kv_rows::judge(bench, lens).map(|f| f.verdict));
     }
     if !whole.is_empty() {

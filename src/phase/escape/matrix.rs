@@ -5,15 +5,15 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::Row;
+use super::{Clean, Row};
 use crate::fault::{Gate, catalogue};
 
 /// What an escape run found.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Matrix {
     pub rows: Vec<Row>,
-    /// Clean runs, by name, and what any gate said against them.
-    pub clean: BTreeMap<String, Vec<String>>,
+    /// Clean runs, by name.
+    pub clean: BTreeMap<String, Clean>,
 }
 
 /// The figures of a matrix.
@@ -48,8 +48,19 @@ impl Matrix {
             placed,
             located,
             clean: self.clean.len(),
-            false_alarms: self.clean.values().filter(|alarms| !alarms.is_empty()).count(),
+            false_alarms: self.clean.values().filter(|clean| !clean.alarms.is_empty()).count(),
         }
+    }
+
+    /// Whether a written matrix has these figures: cells may differ between instruction sets, what is claimed may not.
+    pub fn is_documented(&self, document: &str) -> bool {
+        let claims = |text: &str| {
+            let lines =
+                text.lines().skip_while(|line| !line.starts_with("| figure")).take_while(|line| line.starts_with('|'));
+            lines.map(str::to_owned).collect::<Vec<String>>()
+        };
+        let own = claims(&self.markdown());
+        !own.is_empty() && own == claims(document)
     }
 
     /// Rows in the order of the catalogue, models and devices by name.

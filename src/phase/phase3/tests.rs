@@ -78,7 +78,7 @@ fn every_workaround_has_its_case() {
 #[rstest]
 fn decode_equals_prefill(#[values("tiny_llama", "tiny_mistral", "tiny_qwen2", "tiny_qwen3")] model: &str) {
     let bench = Bench::shared(model, "emu").unwrap();
-    let limit = decode::FACTOR * decode::hf_distance(&bench).unwrap().max;
+    let limit = decode::limits(&bench).unwrap().0;
     assert!(limit > 0.0 && limit < 0.1, "{limit}");
     let text = decode::text(&bench, 700).unwrap();
     let config = Config { cases: 24, failure_persistence: None, ..Config::default() };
