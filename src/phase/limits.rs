@@ -79,8 +79,8 @@ pub fn ledger() -> Result<&'static [Entry]> {
 ///
 /// Errors: as [`ledger`].
 pub fn find(gate: Gate, arithmetic: Arithmetic) -> Result<Option<f64>> {
-    let entries = ledger()?.iter().filter(|entry| entry.gate == gate && entry.arithmetic == arithmetic.label());
-    Ok(entries.last().map(|entry| entry.factor))
+    let of_class = |entry: &&Entry| entry.gate == gate && entry.arithmetic == arithmetic.label();
+    Ok(ledger()?.iter().rev().find(of_class).map(|entry| entry.factor))
 }
 
 /// The factor in force.
