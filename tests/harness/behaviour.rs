@@ -201,7 +201,13 @@ fn device_required_fails() -> Result<(), Failed> {
     sample.run(&[], &env)?.code(101).stdout(text);
     let not_selected =
         contains("sample::meta::extent: PHASEGATE_REQUIRE names npu, but not one selected case can run on it");
-    sample.run(&[], &env[..1])?.code(101).stdout(not_selected.and(contains("1 failed")));
+    let elsewhere = [(settings::REQUIRE, "npu"), (settings::DEVICES, "emu")];
+    sample.run(&[], &elsewhere)?.code(101).stdout(not_selected.and(contains("1 failed")));
+    // Named nowhere but here, the device that must be there is the one to use.
+    sample
+        .run(&[], &env[..1])?
+        .code(101)
+        .stdout(contains("sample::measure::npu: cannot run").and(contains("3 failed")));
     Ok(())
 }
 

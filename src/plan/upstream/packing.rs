@@ -70,8 +70,10 @@ impl Packing {
             }
             Packing::SecondRow => out[cols..].copy_from_slice(first.values),
             Packing::Part { first: from, .. } => {
-                let there = first.rows.saturating_sub(from).min(rows) * cols;
-                out[..there].copy_from_slice(&first.values[from * cols..from * cols + there]);
+                // The last partition of a vocabulary that does not fill it: the rest stays zero.
+                let there = from.min(first.rows)..(from + rows).min(first.rows);
+                let part = &first.values[there.start * cols..there.end * cols];
+                out[..part.len()].copy_from_slice(part);
             }
         }
         Ok(out)
