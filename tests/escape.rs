@@ -45,10 +45,9 @@ fn suite(found: &Found) -> Result<(Suite, usize)> {
     let mut cases = 0;
     for outline in Outline::all()?.into_iter().filter(|outline| outline.name.starts_with("tiny_")) {
         suite.model(&outline.name, outline.missing.clone().map_or(Availability::Available, Availability::Missing));
-        let npu2 = NPU2.contains(&outline.name.as_str());
-        let devices: &[&str] = if npu2 { &["emu", "emu_npu2"] } else { &["emu"] };
-        for &device in devices {
-            for &entry in catalogue().iter().filter(|entry| (entry.absent)(&outline.config).is_none()) {
+        for device in ["emu", "emu_npu2"] {
+            let injected = device == "emu" || NPU2.contains(&outline.name.as_str());
+            for &entry in catalogue().iter().filter(|entry| injected && (entry.absent)(&outline.config).is_none()) {
                 if device != "emu" && matches!(entry.injection, Injection::Harness(_) | Injection::Config(_)) {
                     continue;
                 }

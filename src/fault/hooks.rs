@@ -334,6 +334,10 @@ pub(super) fn decode_without_self(config: &ModelConfig, at: &At) -> SharedHook {
 pub(super) fn decode_window(config: &ModelConfig, at: &At) -> SharedHook {
     hook(config, at, false, |known, cx| {
         let (group, window) = (known.config.group(), known.at.strength as usize);
+        // What sees every row stays the sound kernel's, to the last bit.
+        if cx.position < window {
+            return Ok(());
+        }
         decode_attention(known, cx, 1.0, |head| head / group, |p, len| p + window >= len)
     })
 }

@@ -114,7 +114,10 @@ pub fn limits(bench: &Bench) -> Result<(f64, f64)> {
     Ok((factor * hf.max, factor * hf.median))
 }
 
-fn judge(bench: &Bench, found: &[(usize, f64)], wanted: usize) -> Result<Finding> {
+/// Judges what [`walk`] found, of which `wanted` positions must be there.
+///
+/// Errors: those of the capture.
+pub fn judge(bench: &Bench, found: &[(usize, f64)], wanted: usize) -> Result<Finding> {
     let (most, median) = limits(bench)?;
     let of_all = Summary::of(&found.iter().map(|&(_, distance)| distance).collect::<Vec<_>>());
     let over = found.iter().filter(|&&(_, distance)| !at_most(distance, most));

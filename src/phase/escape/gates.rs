@@ -51,17 +51,21 @@ pub(super) fn of_fault(fault: &Arc<Fault>, bench: &Bench, prompts: &[String]) ->
         }
     }
     let lens = subject.capture()?.lens_prompts().to_vec();
-    gates.extend(of_run(bench, prompts, &lens)?);
+    let (asked, walked) = of_run(bench, prompts, &lens)?;
+    gates.extend(asked);
     if fault.entry.kind != Kind::Input {
-        locate::look(bench, &lens, &mut place)?;
+        locate::look(bench, &lens, &walked, &mut place)?;
     }
     Ok((gates, place))
 }
 
-/// Phases 2 and 3 on a bench. A gate that cannot be carried out has refused.
+/// Position and distance of decode from prefill.
+pub(super) type Walked = Vec<(usize, f64)>;
+
+/// Phases 2 and 3 on a bench, and what walking decode over [`WALK`] found. A gate that cannot be carried out has refused.
 ///
 /// Errors: those of the capture.
-pub(super) fn of_run(bench: &Bench, prompts: &[String], lens: &[String]) -> Result<Gates> {
+pub(super) fn of_run(bench: &Bench, prompts: &[String], lens: &[String]) -> Result<(Gates, Walked)> {
     let whole: Vec<String> = added::prompts(bench)?.into_iter().filter(|id| lens.contains(id)).collect();
     let of_all = |gate: &dyn Fn(&String) -> Result<Verdict>, ids: &[String]| -> Result<Verdict> {
         Ok(Verdict::all(ids.iter().map(gate).collect::<Result<Vec<_>>>()?))
@@ -82,9 +86,17 @@ pub(super) fn of_run(bench: &Bench, prompts: &[String], lens: &[String]) -> Resu
     ask(Gate::TokenSet, of_all(&|id| Ok(phase3::prompt(bench, id)?.verdict), prompts));
     ask(Gate::Agreement, phase3::agreement(bench, prompts));
     ask(Gate::Kl, phase3::kl(bench, prompts).map(|f| f.verdict));
-    ask(Gate::Decode, decode::over(bench, WALK).map(|f| f.verdict));
+    let walked = decode::walk(bench, WALK);
+    let wanted = WALK.iter().map(|(from, to)| to - from).sum();
+    let judged = match &walked {
+        Ok(walked) => {
+            decode::judge(bench, walked, wanted).as_ref().map_or_else(Sighting::refused, |f| Sighting::of(&f.verdict))
+        }
+        Err(error) => Sighting::refused(error),
+    };
     ask(Gate::Perplexity, perplexity::judge(bench, TOKENS).map(|f| f.verdict));
-    Ok(gates)
+    gates.insert(Gate::Decode, judged);
+    Ok((gates, walked.unwrap_or_default()))
 }
 
 /// Phase 0 of a checkpoint whose config is read as the fault has it.

@@ -47,7 +47,7 @@ pub(super) fn gates(fault: Harness, subject: &Arc<Subject>, device: &str) -> Res
             let chat: Vec<String> =
                 ids.into_iter().filter(|id| PromptSet::of_id(id) == Some(PromptSet::Chat)).collect();
             let bench = bench(&chat)?.altered(Arc::new(Raw(raw(subject, &chat)?)));
-            of_run(&bench, &chat, &[])
+            Ok(of_run(&bench, &chat, &[])?.0)
         }
         Harness::NoPrompts => {
             let bench = bench(&[])?;

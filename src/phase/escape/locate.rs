@@ -1,5 +1,6 @@
 //! Where the lenses point.
 
+use super::gates::Walked;
 use crate::check::tolerance::at_most;
 use crate::device::Arithmetic;
 use crate::error::Result;
@@ -32,7 +33,7 @@ const CLOSE: f64 = 0.1;
 /// Looks at everything.
 ///
 /// Errors: those of the runs.
-pub(super) fn look(bench: &Bench, lens: &[String], place: &mut Place) -> Result<()> {
+pub(super) fn look(bench: &Bench, lens: &[String], walked: &Walked, place: &mut Place) -> Result<()> {
     let limit = added::limit(bench)?;
     for id in added::prompts(bench)? {
         let layers = added::layers(bench, &id)?;
@@ -59,7 +60,6 @@ pub(super) fn look(bench: &Bench, lens: &[String], place: &mut Place) -> Result<
         Arithmetic::Ieee => CLOSE * decode::hf_distance(bench)?.median,
         Arithmetic::Npu2 => decode::limits(bench)?.0,
     };
-    let walked = decode::walk(bench, super::gates::WALK)?;
     place.step = walked.iter().find(|(_, distance)| !at_most(*distance, most)).map(|(p, _)| p - 1);
     Ok(())
 }

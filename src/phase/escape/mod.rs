@@ -100,16 +100,17 @@ pub fn inject(entry: &'static Entry, subject: &Arc<Subject>, device: &str) -> Re
     let mut killed = entry.catches.iter().any(|gate| gates.get(gate).is_some_and(Sighting::stops));
     let mut gates = gates;
     let ieee = bench::open_device(device)?.info().arithmetic == Arithmetic::Ieee;
-    if !killed && !ieee {
+    let mut located = located(entry, &fault, subject, &gates, &place)?;
+    if !ieee && (!killed || located == Some(false)) {
         // The same plan, weights and host on the other datapath: what the device's rounding hides is still there.
         let rerun = inject(entry, subject, "emu")?;
-        killed = rerun.killed;
+        killed |= rerun.killed;
+        located = rerun.located;
         let seen = rerun.seen().map(Gate::name).collect::<Vec<_>>().join(", ");
-        let outcome = if killed { Outcome::Fail.word() } else { Outcome::Pass.word() };
+        let outcome = if rerun.killed { Outcome::Fail.word() } else { Outcome::Pass.word() };
         gates.insert(Gate::IeeeRerun, Sighting { outcome: outcome.into(), reason: format!("seen by {seen}") });
         place = rerun.place;
     }
-    let located = located(entry, &fault, subject, &gates, &place)?;
     let unseen = unseen(entry, subject);
     let (fault, kind, model, device) = (entry.id.into(), entry.kind, subject.name.clone(), device.into());
     Ok(Row { fault, kind, model, device, gates, killed, located, place, unseen })
@@ -161,13 +162,18 @@ pub fn clean(subject: &Arc<Subject>, device: &str, prompts: &[String]) -> Result
     let lens: Vec<String> =
         subject.capture()?.lens_prompts().iter().filter(|id| prompts.contains(id)).cloned().collect();
     let bench = Bench::new(subject.clone(), device, prompts, PlanOptions::default())?;
-    let gates = gates::of_run(&bench, prompts, &lens)?;
+    let (gates, walked) = gates::of_run(&bench, prompts, &lens)?;
     let stops = gates.iter().filter(|(_, said)| said.stops());
     let alarms = stops.map(|(gate, said)| format!("{}: {}", gate.name(), said.reason)).collect();
-    Ok(Clean { alarms, figures: figures(&bench, prompts, &lens)? })
+    Ok(Clean { alarms, figures: figures(&bench, prompts, &lens, &walked)? })
 }
 
-fn figures(bench: &Bench, prompts: &[String], lens: &[String]) -> Result<BTreeMap<&'static str, f64>> {
+fn figures(
+    bench: &Bench,
+    prompts: &[String],
+    lens: &[String],
+    walked: &gates::Walked,
+) -> Result<BTreeMap<&'static str, f64>> {
     let max = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max);
     let (mut layers, mut taps, mut rows) = (vec![], vec![], vec![]);
     for id in added::prompts(bench)?.iter().filter(|id| lens.contains(id)) {
@@ -181,7 +187,7 @@ fn figures(bench: &Bench, prompts: &[String], lens: &[String]) -> Result<BTreeMa
     for id in lens {
         noise.extend(phase3::lens(bench, id)?.iter().map(|layer| layer.noise_ratio));
     }
-    let walked: Vec<f64> = decode::walk(bench, gates::WALK)?.into_iter().map(|(_, distance)| distance).collect();
+    let walked: Vec<f64> = walked.iter().map(|(_, distance)| *distance).collect();
     let (walked, hf) = (Summary::of(&walked), decode::hf_distance(bench)?);
     let (kl, floor) = phase3::kl_and_floor(bench, prompts)?;
     let (regret, own_regret) = phase3::regret(bench, prompts)?;
