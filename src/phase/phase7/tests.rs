@@ -1,0 +1,116 @@
+//! The audit catches what is not the production path.
+
+use std::sync::Arc;
+
+use half::bf16;
+
+use super::{Audit, audit_of};
+use crate::check::Outcome;
+use crate::device::{Arithmetic, Counters, DeviceInfo};
+use crate::error::Result;
+use crate::phase::Subject;
+use crate::runner::{Runner, RunnerOptions, npu};
+
+const MODEL: &str = "tiny_llama";
+
+/// Answers with the reference's own tokens and computes nothing.
+struct Mock {
+    subject: Arc<Subject>,
+    info: DeviceInfo,
+    /// HF's ids of the prompt in hand, one row a step.
+    answers: Vec<Vec<(u32, f32)>>,
+    prompt: usize,
+    counters: Counters,
+    /// What it adds to its counters at a prefill and at a decode step: those of the plan, if it is sly.
+    forged: Option<RunnerOptions>,
+}
+
+impl Mock {
+    fn new(subject: &Arc<Subject>, forged: Option<RunnerOptions>) -> Mock {
+        let info = DeviceInfo { label: "emu".into(), arithmetic: Arithmetic::Ieee, description: "mock".into() };
+        let (answers, counters) = Default::default();
+        Mock { subject: subject.clone(), info, answers, prompt: 0, counters, forged }
+    }
+
+    fn answer(&self, step: usize) -> Vec<bf16> {
+        let mut logits = vec![bf16::from_f32(-20.0); self.subject.config.vocab_size];
+        for &(id, logit) in self.answers.get(step).into_iter().flatten() {
+            logits[id as usize] = bf16::from_f32(logit);
+        }
+        logits
+    }
+
+    fn forge(&mut self, plan: &crate::plan::Plan) {
+        self.counters.dispatches += plan.dispatches() as u64;
+        self.counters.launches += plan.launches().filter(|(step, _)| step.placement == crate::plan::Placement::Device).count() as u64;
+    }
+}
+
+impl Runner for Mock {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn prefill(&mut self, ids: &[u32]) -> Result<Vec<bf16>> {
+        let capture = self.subject.capture()?;
+        self.answers = vec![];
+        for prompt in capture.prompts() {
+            let captured = capture.prompt(&prompt.id)?;
+            if captured.ids == ids {
+                let row = |step: usize| {
+                    captured.bf16.ids.row(step).iter().copied().zip(captured.bf16.logits.row(step).iter().copied()).collect()
+                };
+                self.answers = (0..captured.chosen.len()).map(row).collect();
+            }
+        }
+        self.prompt = ids.len();
+        if let Some(options) = self.forged.clone() {
+            let seq_len = npu::bucket(ids.len(), self.subject.config.max_position_embeddings);
+            self.forge(&options.prefill_plan(&self.subject.config, seq_len)?);
+        }
+        Ok(self.answer(0))
+    }
+
+    fn decode_step(&mut self, _token: u32, position: usize) -> Result<Vec<bf16>> {
+        if let Some(options) = self.forged.clone() {
+            self.forge(&options.decode_plan(&self.subject.config)?);
+        }
+        Ok(self.answer(position + 1 - self.prompt))
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+fn audit_mock(sly: bool) -> Audit {
+    let subject = Subject::shared(MODEL).unwrap();
+    let drive = |options: &RunnerOptions| -> Result<Box<dyn Runner>> {
+        Ok(Box::new(Mock::new(&subject, sly.then(|| options.clone()))))
+    };
+    audit_of(&subject, "emu", &drive, 7).unwrap()
+}
+
+fn outcome(audit: &Audit, name: &str) -> Outcome {
+    audit.exhibits.iter().find(|e| e.name == name).unwrap_or_else(|| panic!("no exhibit {name}")).verdict.outcome()
+}
+
+#[test]
+fn a_mock_that_returns_the_references_tokens_is_caught() {
+    let audit = audit_mock(false);
+    assert_eq!(audit.verdict.outcome(), Outcome::Fail);
+    for name in ["dispatch counters", "one path", "unseen prompt"] {
+        assert_eq!(outcome(&audit, name), Outcome::Fail, "{name}");
+    }
+    assert!(audit.markdown().contains("**FAIL**"));
+}
+
+#[test]
+fn a_mock_that_forges_its_counters_is_caught_too() {
+    let audit = audit_mock(true);
+    assert_eq!(outcome(&audit, "dispatch counters"), Outcome::Pass);
+    for name in ["one path", "unseen prompt"] {
+        assert_eq!(outcome(&audit, name), Outcome::Fail, "{name}");
+    }
+    assert_eq!(audit.verdict.outcome(), Outcome::Fail);
+}
