@@ -2,6 +2,7 @@
 //! arithmetic, on every embedded model and both datapaths, in an instance that the fitted library does not hold: another
 //! strength, head, seed or position, several layers at once, or a checkpoint that was damaged on disk and loaded again.
 
+#[path = "explain/held_out.rs"]
 mod held_out;
 
 use std::collections::BTreeMap;
@@ -11,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use held_out::{How, Injected, injected};
 use phasegate::error::{Error, Result};
+use phasegate::explain::Script;
 use phasegate::explain::bisect::bisect;
 use phasegate::explain::fit::{self, Library};
-use phasegate::explain::Script;
 use phasegate::fault::{Entry, Injection, Kind, catalogue};
 use phasegate::harness::{Availability, Case, Failed, Suite};
 use phasegate::phase::{Outline, Subject, explain};
@@ -166,7 +167,10 @@ fn name(
 /// Prints and writes the rates, and says whether they are enough.
 fn conclude(rows: &[Row]) -> Result<bool> {
     let mut out = String::from("# Explanation\n\nWritten by `cargo test --test explain`.\n\n");
-    let _ = writeln!(out, "| kind | device | injected | seen | named first | among three | library holds it |\n|---|---|---|---|---|---|---|");
+    let _ = writeln!(
+        out,
+        "| kind | device | injected | seen | named first | among three | library holds it |\n|---|---|---|---|---|---|---|"
+    );
     let mut groups: BTreeMap<(String, &str), Vec<&Row>> = BTreeMap::new();
     for row in rows {
         groups.entry((format!("{:?}", row.kind), row.device)).or_default().push(row);
@@ -178,7 +182,10 @@ fn conclude(rows: &[Row]) -> Result<bool> {
         let Rates { injected, seen, first, three, known } = rates;
         let _ = writeln!(out, "| {kind} | {device} | {injected} | {seen} | {first} | {three} | {known} |");
     }
-    let _ = writeln!(out, "\n## Not named first\n\n| fault | model | device | instance | place | first instead |\n|---|---|---|---|---|---|");
+    let _ = writeln!(
+        out,
+        "\n## Not named first\n\n| fault | model | device | instance | place | first instead |\n|---|---|---|---|---|---|"
+    );
     for row in rows.iter().filter(|row| row.place != Some(0)) {
         let place = match (row.seen, row.place) {
             (false, _) => "not seen".into(),
@@ -254,4 +261,3 @@ impl Rates {
         self.three as f64 / self.seen.max(1) as f64
     }
 }
-

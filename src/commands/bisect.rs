@@ -45,7 +45,11 @@ pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
             let entry = Fault::entry(id)?;
             let default = entry.default_at(&subject.config);
             let strength = args.strength.unwrap_or(default.strength);
-            Box::new(Fault::new(entry, &subject.config, At { layer: args.layer.or(default.layer), strength, ..default })?)
+            Box::new(Fault::new(
+                entry,
+                &subject.config,
+                At { layer: args.layer.or(default.layer), strength, ..default },
+            )?)
         }
     };
     let found = explain::explain(&subject, &device, &*altered, &args.model.plan(), budget)?;
@@ -126,7 +130,7 @@ fn launches(found: &Bisect) -> Table {
 }
 
 fn hypotheses(found: &[Hypothesis]) -> Table {
-    let columns = ["fault", "where", "strength", "explained", "cosine", "likeness", "likely cause", "remedy"];
+    let columns = ["fault", "where", "strength", "explained", "cosine", "score", "likely cause", "remedy"];
     let mut table = Table::new("Faults that account for the residual", &columns);
     for h in found.iter().take(5) {
         table.row([
@@ -135,7 +139,7 @@ fn hypotheses(found: &[Hypothesis]) -> Table {
             h.at.strength.into(),
             format!("{:.1} %", 100.0 * h.matched.share).into(),
             format!("{:.3}", h.matched.cosine).into(),
-            format!("{:.3}", h.matched.likeness).into(),
+            format!("{:.3}", h.matched.score()).into(),
             h.cause.into(),
             h.remedy.into(),
         ]);

@@ -62,8 +62,7 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     let verdict = layers::judge(&found, subject.config.num_hidden_layers, positions);
     let block = phase2::block(&bench, &prompt)?;
-    let (verdict, explained) =
-        explain::after(&bench, std::slice::from_ref(&prompt), verdict.and(block.verdict));
+    let (verdict, explained) = explain::after(&bench, std::slice::from_ref(&prompt), verdict.and(block.verdict));
     let mut report = Report::new("diagnosis", &subject.name, bench.describe()?, verdict);
     for line in explained {
         report.fact("explanation", line);

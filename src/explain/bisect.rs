@@ -79,7 +79,8 @@ impl Bisect {
             None => ("behind the layers".to_owned(), self.logits.get(step).copied()),
         };
         let ratio = ratio.unwrap_or(f64::NAN);
-        let mut line = format!("first off at {when}, {place}: {ratio:.2} times a sound run's distance to the f32 forward pass");
+        let mut line =
+            format!("first off at {when}, {place}: {ratio:.2} times a sound run's distance to the f32 forward pass");
         match self.culprit.as_ref().and_then(|name| self.rows.iter().find(|row| row.launch == *name)) {
             Some(row) => line.push_str(&format!(
                 "; swapping {} for the f32 oracle brings it from {:.2} to {:.2}; it is {:.2e} off on its own inputs",

@@ -39,11 +39,15 @@ pub struct Script {
 /// Positions that a script keeps: borders of blocks, tables and tiles, and the ends.
 const BORDERS: [usize; 18] = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 63, 127, 128, 129, 257, 300, 511, 512];
 
+/// Prompts of up to this many tokens are kept whole.
+const SHORT: usize = 32;
+
 impl Script {
     /// The prompt `ids`, with the first tokens of it in other order before, and `teacher` behind.
     pub fn new(ids: &[u32], teacher: &[u32]) -> Script {
         let before = ids.iter().rev().take(12).copied().collect();
-        let mut positions: Vec<usize> = BORDERS.into_iter().filter(|&p| p < ids.len()).collect();
+        let every = if ids.len() <= SHORT { ids.len() } else { 0 };
+        let mut positions: Vec<usize> = BORDERS.into_iter().filter(|&p| p < ids.len()).chain(0..every).collect();
         positions.extend([ids.len() * 3 / 4, ids.len().saturating_sub(2), ids.len() - 1]);
         positions.sort_unstable();
         positions.dedup();
@@ -69,14 +73,7 @@ impl Lab {
             ..RunnerOptions::for_prompts(lengths.into_iter().filter(|&n| n > 0), steps, most)
         };
         let host = (self.pool.clone(), self.isa);
-        NpuRunner::altered(
-            self.config.clone(),
-            self.weights.clone(),
-            (self.open)(device)?,
-            host,
-            &options,
-            alteration,
-        )
+        NpuRunner::altered(self.config.clone(), self.weights.clone(), (self.open)(device)?, host, &options, alteration)
     }
 
     /// Runs a script and keeps every launch's rows.

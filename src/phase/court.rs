@@ -48,7 +48,9 @@ pub fn hear(bench: &Bench, prompt: &str) -> Result<Hearing> {
     }
     if let Some(own) = truth.tap("lm_head") {
         let at = |logits: &dyn Fn(usize, usize) -> f32| {
-            Array2::from_shape_fn((steps, capture.f32.ids.ncols()), |(i, k)| logits(i, capture.f32.ids[[i, k]] as usize))
+            Array2::from_shape_fn((steps, capture.f32.ids.ncols()), |(i, k)| {
+                logits(i, capture.f32.ids[[i, k]] as usize)
+            })
         };
         let device = at(&|i, id| record.logits[[i, id]].to_f32());
         let own = at(&|i, id| own[[i, id]]);

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Bench, Subject, court};
 use super::bench::{isa, open_device, pool};
+use super::{Bench, Subject, court};
 use crate::check::{Outcome, Verdict};
 use crate::error::{Error, Result};
 use crate::explain::bisect::{self, Bisect};

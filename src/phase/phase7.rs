@@ -232,7 +232,9 @@ fn is_light(entry: &Entry) -> bool {
     let seen = [Gate::Refused, Gate::Kl, Gate::Noise, Gate::Agreement];
     let of_run = !matches!(entry.injection, Injection::Harness(_));
     of_run && entry.reach == Reach::OneLayer && entry.catches.iter().any(|gate| seen.contains(gate))
-        || matches!(entry.injection, Injection::Record(_)) && entry.id.starts_with("null_") && entry.id != "null_previous_prompt"
+        || matches!(entry.injection, Injection::Record(_))
+            && entry.id.starts_with("null_")
+            && entry.id != "null_previous_prompt"
 }
 
 /// One fault on one short prompt, before the gates that need no other run.

@@ -44,10 +44,7 @@ fn judge(captured: &PromptCapture, logits: &Array2<f32>, factor: f64) -> Result<
     let truth = captured.truth();
     let kl = Kl::measure(&truth, &AtTruth::gather(truth.ids, logits.view())?)?;
     let floor = Kl::measure(&truth, &captured.bf16_at_truth())?;
-    Ok(token_set
-        .judge()
-        .and(agreement.judge(STEPS))
-        .and(kl.judge(&floor.summary, KlFactors::median(factor), STEPS)))
+    Ok(token_set.judge().and(agreement.judge(STEPS)).and(kl.judge(&floor.summary, KlFactors::median(factor), STEPS)))
 }
 
 /// Every null on the first prompt must be stopped, the two thin ones as VACUOUS or worse.

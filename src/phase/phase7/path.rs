@@ -108,7 +108,8 @@ fn times(subject: &Subject, bench: &Bench, records: &[(String, Record)]) -> Resu
         let took = record.timing.prefill_us + record.timing.decode_us.iter().sum::<u64>();
         let took = Duration::from_micros(took).as_secs_f64();
         if took < floor {
-            failures.push(format!("{id}: {took:.2e} s for {operations:.2e} operations, which take {floor:.2e} s at least"));
+            failures
+                .push(format!("{id}: {took:.2e} s for {operations:.2e} operations, which take {floor:.2e} s at least"));
         }
         if record.timing.decode_us.len() + 1 != STEPS {
             failures.push(format!("{id}: {} decode steps were timed", record.timing.decode_us.len()));
@@ -165,7 +166,8 @@ fn unseen(subject: &Subject, runner: &mut dyn Runner, seed: u64) -> Result<Exhib
         let Some(own) = own.and_then(|own| (step < own.nrows()).then(|| own.row(step).to_owned())) else { continue };
         let answer: ndarray::Array1<f32> = answer.iter().map(|x| x.to_f32()).collect();
         let cosine = if answer.len() == own.len() {
-            Metrics::measure(answer.view().insert_axis(ndarray::Axis(0)), own.view().insert_axis(ndarray::Axis(0)))?.cosine
+            Metrics::measure(answer.view().insert_axis(ndarray::Axis(0)), own.view().insert_axis(ndarray::Axis(0)))?
+                .cosine
         } else {
             f64::NAN
         };

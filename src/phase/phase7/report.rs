@@ -26,14 +26,8 @@ impl Audit {
         let _ = writeln!(out, "## Evidence\n\n| exhibit | question | found | verdict |\n|---|---|---|---|");
         for e in &self.exhibits {
             let cell = |text: &str| text.replace('|', "/").replace('\n', " ");
-            let _ = writeln!(
-                out,
-                "| {} | {} | {} | {} |",
-                e.name,
-                e.question,
-                cell(&e.found),
-                e.verdict.outcome().word()
-            );
+            let _ =
+                writeln!(out, "| {} | {} | {} | {} |", e.name, e.question, cell(&e.found), e.verdict.outcome().word());
         }
         let reasons = self.verdict.reasons().iter().map(|r| ("reason", r));
         let warnings = self.verdict.warnings().iter().map(|w| ("warning", w));
@@ -48,7 +42,8 @@ impl Audit {
         for (name, value) in &self.figures {
             let _ = writeln!(out, "| {name} | {value:.4e} |");
         }
-        let _ = writeln!(out, "| faults injected | {} |\n| faults that no gate saw | {} |", self.injected, self.escaped);
+        let _ =
+            writeln!(out, "| faults injected | {} |\n| faults that no gate saw | {} |", self.injected, self.escaped);
         let _ = writeln!(
             out,
             "| escape rate of the sample | {:.1} % |",

@@ -42,7 +42,8 @@ impl Mock {
 
     fn forge(&mut self, plan: &crate::plan::Plan) {
         self.counters.dispatches += plan.dispatches() as u64;
-        self.counters.launches += plan.launches().filter(|(step, _)| step.placement == crate::plan::Placement::Device).count() as u64;
+        self.counters.launches +=
+            plan.launches().filter(|(step, _)| step.placement == crate::plan::Placement::Device).count() as u64;
     }
 }
 
@@ -58,7 +59,14 @@ impl Runner for Mock {
             let captured = capture.prompt(&prompt.id)?;
             if captured.ids == ids {
                 let row = |step: usize| {
-                    captured.bf16.ids.row(step).iter().copied().zip(captured.bf16.logits.row(step).iter().copied()).collect()
+                    captured
+                        .bf16
+                        .ids
+                        .row(step)
+                        .iter()
+                        .copied()
+                        .zip(captured.bf16.logits.row(step).iter().copied())
+                        .collect()
                 };
                 self.answers = (0..captured.chosen.len()).map(row).collect();
             }
