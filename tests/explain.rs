@@ -2,8 +2,12 @@
 //! arithmetic, on every embedded model and both datapaths, in an instance that the fitted library does not hold: another
 //! strength, head, seed or position, several layers at once, or a checkpoint that was damaged on disk and loaded again.
 
+#[path = "explain/court.rs"]
+mod court;
 #[path = "explain/held_out.rs"]
 mod held_out;
+#[path = "explain/rewrite.rs"]
+mod rewrite;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -94,6 +98,12 @@ fn suite(rows: &Rows) -> Result<(Suite, usize)> {
             cases += 1;
         }
     }
+    let disputes = Case::new("court::tiny_llama", |_| match court::disputes() {
+        Ok(None) => Ok(()),
+        Ok(Some(wrong)) => Err(wrong.into()),
+        Err(error) => Err(error.to_string().into()),
+    });
+    suite.case(disputes.needs("tiny_llama").without_device());
     Ok((suite, cases))
 }
 

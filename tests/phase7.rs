@@ -1,4 +1,8 @@
-//! Phase 7: the audit of every fixture on every chosen device, each in a process of its own that trusts nothing.
+//! Phase 7: the audit of every fixture on every chosen device, each in a process of its own that trusts nothing; and
+//! runners that only pretend, which the audit must catch.
+
+#[path = "phase7/mock.rs"]
+mod mock;
 
 use std::process::{Command, ExitCode};
 
@@ -24,6 +28,8 @@ fn main() -> ExitCode {
         let case = Case::new(format!("audit::{model}"), move |cx| audit(&model, cx.device()?));
         suite.case(case.needs(outline.name));
     }
+    suite.case(Case::new("mock::of_reference_tokens", |_| mock::caught(false)).without_device());
+    suite.case(Case::new("mock::with_forged_counters", |_| mock::caught(true)).without_device());
     suite.run()
 }
 

@@ -194,7 +194,7 @@ impl Swapper {
         let (keys, values) = (cx.kv.keys(layer).to_vec(), cx.kv.values(layer).to_vec());
         let (kv_heads, head_dim) = (self.config.num_key_value_heads, self.config.head_dim);
         let seq = keys.len() / (kv_heads * head_dim);
-        let kernel = Kernel::Attention { seq, heads: query.len() / head_dim, kv_heads, head_dim };
+        let kernel = Kernel::Attention { seq, heads: query.len() / head_dim, kv_heads, head_dim, causal: true };
         let mut queries = vec![bf16::ZERO; (seq - 1) * query.len()];
         let cols = (0..query.len()).collect();
         queries.extend_from_slice(&query);

@@ -27,6 +27,7 @@ pub mod phase6;
 pub mod positions;
 pub mod profile;
 pub mod phase7;
+pub mod positions;
 pub mod progress;
 pub mod rewrite;
 pub mod subject;

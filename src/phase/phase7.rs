@@ -7,8 +7,6 @@
 mod nulls;
 mod path;
 mod report;
-#[cfg(test)]
-mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

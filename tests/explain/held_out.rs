@@ -1,18 +1,17 @@
 //! An instance of each fault that the fitted library does not hold.
 
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
-use half::bf16;
 use phasegate::error::{Error, Result};
 use phasegate::explain::Lab;
 use phasegate::fault::{At, Entry, Fault, Injection, Reach};
 use phasegate::model::{Checkpoint, ModelConfig};
 use phasegate::phase::Subject;
 use phasegate::runner::{Alteration, Record, SharedHook, Sound};
-use safetensors::tensor::{Dtype, SafeTensors, View};
 use serde_json::{Value, json};
+
+use crate::rewrite;
 
 /// In what the injected instance differs from all that is fitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,23 +158,6 @@ fn edited(lab: &Lab, subject: &Subject, edit: &dyn Fn(&mut Value)) -> Result<Inj
     Ok(Injected { how: How::File, lab: Lab { config, ..lab.clone() }, alteration: Box::new(Sound) })
 }
 
-struct Tensor(Vec<usize>, Vec<u8>);
-
-impl View for Tensor {
-    fn dtype(&self) -> Dtype {
-        Dtype::BF16
-    }
-    fn shape(&self) -> &[usize] {
-        &self.0
-    }
-    fn data(&self) -> std::borrow::Cow<'_, [u8]> {
-        (&self.1).into()
-    }
-    fn data_len(&self) -> usize {
-        self.1.len()
-    }
-}
-
 /// The checkpoint written anew with the fault's tensors, and loaded as any other.
 fn damaged(entry: &'static Entry, lab: &Lab, subject: &Subject, at: At) -> Result<Injected> {
     let Injection::Weights(alter) = entry.injection else { unreachable!("a fault of weights") };
@@ -186,7 +168,7 @@ fn damaged(entry: &'static Entry, lab: &Lab, subject: &Subject, at: At) -> Resul
         let from = entry.map_err(Error::io(dir))?.path();
         let to = copy.path().join(from.file_name().unwrap_or_default());
         if from.extension().is_some_and(|ext| ext == "safetensors") {
-            rewrite(&from, &to, &changes)?;
+            rewrite::rewrite(&from, &to, &changes)?;
         } else {
             fs::copy(&from, &to).map_err(Error::io(&from))?;
         }
@@ -195,20 +177,4 @@ fn damaged(entry: &'static Entry, lab: &Lab, subject: &Subject, at: At) -> Resul
     let weights = Arc::new(Checkpoint::open(copy.path())?);
     let (config, _) = ModelConfig::from_file(copy.path())?;
     Ok(Injected { how: How::File, lab: Lab { config, weights, ..lab.clone() }, alteration: Box::new(Sound) })
-}
-
-fn rewrite(from: &Path, to: &Path, changes: &std::collections::BTreeMap<String, Vec<bf16>>) -> Result<()> {
-    let bytes = fs::read(from).map_err(Error::io(from))?;
-    let wrong = |e: safetensors::SafeTensorError| Error::malformed(from, e.to_string());
-    let tensors = SafeTensors::deserialize(&bytes).map_err(wrong)?;
-    let written = tensors.iter().map(|(name, view)| {
-        let content = match changes.get(name) {
-            Some(changed) => changed.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            None => view.data().to_vec(),
-        };
-        (name.to_owned(), Tensor(view.shape().to_vec(), content))
-    });
-    let written: Vec<(String, Tensor)> = written.collect();
-    let image = safetensors::serialize(written, None).map_err(wrong)?;
-    fs::write(to, image).map_err(Error::io(to))
 }

@@ -7,8 +7,9 @@ use crate::check::agreement::Agreement;
 use crate::check::logits::{AtTruth, Kl, KlFactors};
 use crate::check::token_set::{STEPS, TokenSet};
 use crate::check::{Outcome, Verdict};
+use crate::device::Arithmetic;
 use crate::error::Result;
-use crate::phase::{Bench, phase3};
+use crate::phase::{Bench, limits};
 use crate::reference::PromptCapture;
 use crate::tensor;
 
@@ -52,7 +53,8 @@ fn judge(captured: &PromptCapture, logits: &Array2<f32>, factor: f64) -> Result<
 /// Errors: those of the run and the comparison.
 pub(super) fn exhibit(bench: &Bench, prompts: &[String]) -> Result<Exhibit> {
     // The loosest limit of any class: a null must not depend on a tight one.
-    let factor = phase3::NPU2_KL_PER_LAYER * bench.subject().config.num_hidden_layers as f64;
+    let per_layer = limits::factor(limits::Gate::KlMedianPerLayer, Arithmetic::Npu2)?;
+    let factor = per_layer * bench.subject().config.num_hidden_layers as f64;
     let (mut failures, mut tried) = (vec![], 0);
     for id in prompts.iter().take(1) {
         let captured = bench.subject().capture()?.prompt(id)?;
