@@ -56,7 +56,7 @@ pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
     let opened = bench::open_device(&device)?;
     let info = (opened.info().label.clone(), opened.info().description.clone());
     let mut report = Report::new("bisect", &subject.name, info, verdict(&found));
-    report.tables.push(steps(&found.bisect));
+    report.tables.extend((!found.bisect.logits.is_empty()).then(|| steps(&found.bisect)));
     report.tables.extend((!found.bisect.rows.is_empty()).then(|| launches(&found.bisect)));
     report.tables.extend((!found.hypotheses.is_empty()).then(|| hypotheses(&found.hypotheses)));
     report.provenance = provenance::of(&subject)?;
@@ -81,7 +81,7 @@ pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
 fn verdict(found: &explain::Explanation) -> Verdict {
     let Bisect { step, culprit, ratios, .. } = &found.bisect;
     let mut failures = vec![];
-    if step.is_some() {
+    if step.is_some() || found.bisect.refused.is_some() {
         failures.push(found.bisect.line());
     } else if let Some(first) = found.hypotheses.first() {
         failures.push(format!("the run is not a sound one; {} accounts for it best", first.fault));

@@ -65,11 +65,22 @@ pub struct Bisect {
     pub rows: Vec<Row>,
     /// The first launch whose swap restores the metric, or the first that adds error where the metric shows none.
     pub culprit: Option<String>,
+    /// Why there is nothing to take apart: the run was refused, or has other launches than the model.
+    pub refused: Option<String>,
 }
 
 impl Bisect {
+    /// Of a run that left nothing to take apart.
+    pub fn refused(why: String) -> Bisect {
+        let (ratios, logits, rows) = Default::default();
+        Bisect { step: None, layer: None, ratios, logits, rows, culprit: None, refused: Some(why) }
+    }
+
     /// What was found, in one line.
     pub fn line(&self) -> String {
+        if let Some(why) = &self.refused {
+            return format!("the run cannot be taken apart: {why}");
+        }
         let Some(step) = self.step else {
             return "every launch is as near to the f32 oracle as a sound run's, and so is every layer's output".into();
         };
@@ -131,7 +142,17 @@ pub fn bisect(lab: &Lab, device: &str, sound: &str, script: &Script, altered: &d
             let decode = || adds(Stage::Decode, &bench.names(false)).map(|(layer, _)| (1, layer, Stage::Decode));
             match prefill.or_else(decode) {
                 Some((step, layer, stage)) => (Some(step), layer, stage),
-                None => return Ok(Bisect { step: None, layer: None, ratios, logits, rows: vec![], culprit: None }),
+                None => {
+                    return Ok(Bisect {
+                        step: None,
+                        layer: None,
+                        ratios,
+                        logits,
+                        rows: vec![],
+                        culprit: None,
+                        refused: None,
+                    });
+                }
             }
         }
     };
@@ -141,6 +162,8 @@ pub fn bisect(lab: &Lab, device: &str, sound: &str, script: &Script, altered: &d
     let mut rows: Vec<Row> = vec![];
     let mut swapped: Vec<String> = vec![];
     let mut before = measure.steps(&observed, &metric)?[step];
+    // The others have been looked at; behind the layers there is none to look at again.
+    bench.layer = layer.or(Some(usize::MAX));
     let mut restored = None;
     for name in names {
         swapped.push(name.clone());
@@ -164,7 +187,7 @@ pub fn bisect(lab: &Lab, device: &str, sound: &str, script: &Script, altered: &d
         before = after;
     }
     let culprit = restored.or_else(|| rows.iter().find(|row| row.adds()).map(|row| row.launch.clone()));
-    Ok(Bisect { step: Some(step), layer, ratios, logits, rows, culprit })
+    Ok(Bisect { step: Some(step), layer, ratios, logits, rows, culprit, refused: None })
 }
 
 /// The launches of a layer in order, with what belongs to no layer and comes before it; behind the layers: the rest.

@@ -108,7 +108,10 @@ fn explain_in(
 ) -> Result<Explanation> {
     let deadline = Instant::now() + budget;
     let [short, long] = scripts;
-    let found = bisect::bisect(lab, device, sound(device), short, altered)?;
+    let found = match bisect::bisect(lab, device, sound(device), short, altered) {
+        Err(error @ Error::Unavailable { .. }) => return Err(error),
+        found => found.unwrap_or_else(|error| Bisect::refused(error.to_string())),
+    };
     let outcome = fit::outcome(lab.trace(device, short, altered));
     let near: Vec<usize> = match found.layer {
         Some(layer) => (layer.saturating_sub(1)..=layer + 1).collect(),
