@@ -28,6 +28,7 @@ pub mod positions;
 pub mod profile;
 pub mod phase7;
 pub mod positions;
+pub mod profile;
 pub mod progress;
 pub mod rewrite;
 pub mod subject;
