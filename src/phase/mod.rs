@@ -24,8 +24,6 @@ pub mod phase3;
 pub mod phase4;
 pub mod phase5;
 pub mod phase6;
-pub mod positions;
-pub mod profile;
 pub mod phase7;
 pub mod positions;
 pub mod profile;
