@@ -18,7 +18,7 @@ use held_out::{How, Injected, injected};
 use phasegate::error::{Error, Result};
 use phasegate::explain::Script;
 use phasegate::explain::bisect::bisect;
-use phasegate::explain::fit::{self, Library};
+use phasegate::explain::fit::{self, Library, Suspect};
 use phasegate::fault::{Entry, Injection, Kind, catalogue};
 use phasegate::harness::{Availability, Case, Failed, Suite};
 use phasegate::phase::{Outline, Subject, explain};
@@ -112,7 +112,7 @@ fn all(model: &str, device: &'static str) -> Result<Vec<Row>> {
     let subject = Subject::shared(model)?;
     let lab = explain::lab(&subject, PlanOptions::default())?;
     let (short, long) = (explain::script(&subject)?, explain::long_script(&subject)?);
-    let library = Library::new(&lab, device, &short, None, None)?;
+    let library = Library::new(&lab, device, &short, None, &Suspect::default(), None)?;
     let hidden = Library::of(&lab, device, &long, library.sound_candidates(), None)?;
     let mut rows = vec![];
     for entry in catalogue().iter().copied().filter(|e| KINDS.contains(&e.kind) && fit::is_of_run(e)) {
@@ -219,7 +219,6 @@ fn conclude(rows: &[Row]) -> Result<bool> {
     // The two rates, over all and over what the library does not hold.
     let enough = |rates: &Rates| rates.first_share() >= TOP1 && rates.three_share() >= TOP3;
     let every = Rates::of(rows);
-    let held_out = Rates::of(rows.iter().filter(|row| row.how != How::Known));
     for device in DEVICES {
         if !enough(&Rates::of(rows.iter().filter(|row| row.device == device))) {
             eprintln!("explain: on {device} too few faults are named");
@@ -258,7 +257,7 @@ impl Rates {
             rates.seen += usize::from(row.seen);
             rates.first += usize::from(row.place == Some(0));
             rates.three += usize::from(row.place.is_some_and(|place| place < 3));
-            rates.known += usize::from(row.how == How::Known);
+            rates.known += usize::from(row.how.is_known());
         }
         rates
     }

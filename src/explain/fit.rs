@@ -290,6 +290,28 @@ pub fn is_of_run(entry: &Entry) -> bool {
     !matches!(entry.injection, Injection::Prompt(_) | Injection::Record(_) | Injection::Harness(_))
 }
 
+/// Where a bisect has led to.
+#[derive(Debug, Clone, Default)]
+pub struct Suspect {
+    pub layer: Option<usize>,
+    /// The call site without its layer: `q_proj`.
+    pub site: Option<String>,
+}
+
+impl Suspect {
+    /// 0 for a fault of this launch, 1 of its layer, 2 of every layer, 3 for any other.
+    fn distance(&self, entry: &Entry, at: &At) -> u8 {
+        let named = |sites: &[&str]| self.site.as_deref().is_some_and(|site| sites.contains(&site));
+        let here = at.layer.is_none() || at.layer == self.layer;
+        match entry.injection {
+            Injection::Launch { sites, .. } if here && named(sites) => 0,
+            _ if self.layer.is_some() && at.layer == self.layer => 1,
+            _ if at.layer.is_none() => 2,
+            _ => 3,
+        }
+    }
+}
+
 /// The entry's own instances; a kernel's fault is tried in each layer alone too, for another may have been placed there.
 fn instances_of(entry: &Entry, config: &ModelConfig) -> Vec<At> {
     let mut instances = entry.library(config);
@@ -302,7 +324,8 @@ fn instances_of(entry: &Entry, config: &ModelConfig) -> Vec<At> {
 }
 
 impl Library {
-    /// Runs every instance of the catalogue, those of one layer in `layers` only, until `deadline`.
+    /// Runs every instance of the catalogue, those of one layer in `layers` only, until `deadline`; those that could be at
+    /// the `suspect` launch first.
     ///
     /// Errors: those of the sound run.
     pub fn new(
@@ -310,6 +333,7 @@ impl Library {
         device: &str,
         script: &Script,
         layers: Option<&[usize]>,
+        suspect: &Suspect,
         deadline: Option<Instant>,
     ) -> Result<Library> {
         let mut instances: Vec<Instance> = vec![];
@@ -317,6 +341,7 @@ impl Library {
             let here = |at: &At| at.layer.is_none_or(|l| layers.is_none_or(|layers| layers.contains(&l)));
             instances.extend(instances_of(entry, &lab.config).into_iter().filter(here).map(|at| (entry, at)));
         }
+        instances.sort_by_key(|(entry, at)| suspect.distance(entry, at));
         Library::of(lab, device, script, instances, deadline)
     }
 

@@ -9,7 +9,7 @@ use super::{Bench, Subject, court};
 use crate::check::{Outcome, Verdict};
 use crate::error::{Error, Result};
 use crate::explain::bisect::{self, Bisect};
-use crate::explain::fit::{self, Hypothesis, Library, Match};
+use crate::explain::fit::{self, Hypothesis, Library, Suspect};
 use crate::explain::{Lab, Script};
 use crate::plan::PlanOptions;
 use crate::runner::{Alteration, Sound};
@@ -73,6 +73,9 @@ fn noise(device: &str) -> f64 {
 /// Models of more layers than this are fitted at the suspect layer and its neighbours only.
 const ALL_LAYERS: usize = 8;
 
+/// Least score of a fault that is named; the very fault has 1.
+const ALIKE: f64 = 0.3;
+
 /// What was found out about a run.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Explanation {
@@ -118,7 +121,9 @@ fn explain_in(
         None => vec![0, lab.config.num_hidden_layers - 1],
     };
     let layers = (lab.config.num_hidden_layers > ALL_LAYERS).then_some(&near[..]);
-    let library = Library::new(lab, sound(device), short, layers, Some(deadline))?;
+    let culprit = found.culprit.as_deref().map(|name| name.split_once('.').map_or(name, |(_, site)| site).to_owned());
+    let suspect = Suspect { layer: found.layer, site: culprit };
+    let library = Library::new(lab, sound(device), short, layers, &suspect, Some(deadline))?;
     if !library.is_sound(&outcome, noise(device)) {
         let hypotheses = library.explain(&outcome, noise(device));
         return Ok(Explanation { bisect: found, hypotheses, left_out: library.left_out, long: false });
@@ -141,19 +146,21 @@ impl Explanation {
         if self.long {
             lines.push("on the short prompt the run is a sound one; the longest one shows it".into());
         }
-        if self.hypotheses.is_empty() {
-            lines.push("no fault of the catalogue accounts for it: the emulated device of this class does the same, or nothing like it".into());
+        let likely: Vec<&Hypothesis> = self.hypotheses.iter().filter(|h| h.matched.score() >= ALIKE).take(3).collect();
+        if likely.is_empty() {
+            let best = self.hypotheses.first().map(|h| format!("; nearest is {}, {:.2}", h.fault, h.matched.score()));
+            lines.push(format!("no fault of the catalogue is like it{}", best.unwrap_or_default()));
         }
-        for (i, h) in self.hypotheses.iter().take(3).enumerate() {
-            let Match { share, cosine, .. } = h.matched;
+        for (i, h) in likely.into_iter().enumerate() {
             let place = h.at.layer.map_or("everywhere".to_owned(), |layer| format!("layer {layer}"));
-            let what = format!(
-                "{}. {} ({place}): {}; explains {:.1} % of the residual, cosine {cosine:.3}",
-                i + 1,
-                h.fault,
-                h.title,
-                100.0 * share
-            );
+            // Another head or row than the one that was tried: other elements, the same pattern.
+            let how = match h.matched.share > 0.0 {
+                true => {
+                    format!("explains {:.1} % of the residual, cosine {:.3}", 100.0 * h.matched.share, h.matched.cosine)
+                }
+                false => format!("the same launches are off by as much, other elements ({:.2})", h.matched.score()),
+            };
+            let what = format!("{}. {} ({place}): {}; {how}", i + 1, h.fault, h.title);
             lines.push(if i == 0 { format!("{what}; likely cause: {}; remedy: {}", h.cause, h.remedy) } else { what });
         }
         if self.left_out > 0 {

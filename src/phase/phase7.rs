@@ -11,7 +11,7 @@ mod report;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Bench, Subject, escape, phase3};
+use super::{Bench, Subject, decode, escape, kv_rows, phase3};
 use crate::check::{Extent, Verdict};
 use crate::error::{Error, Result};
 use crate::fault::{Entry, Gate, Injection, Kind, Reach, catalogue};
@@ -225,6 +225,9 @@ fn sample(subject: &Subject, device: &str, seed: u64, small: bool) -> Vec<&'stat
     chosen
 }
 
+/// Positions that decode is walked over, within the shortest buckets.
+const WALK: &[(usize, usize)] = &[(1, 16)];
+
 /// Whether one short prompt's logits and layers are enough to see it.
 fn is_light(entry: &Entry) -> bool {
     let seen = [Gate::Refused, Gate::Kl, Gate::Noise, Gate::Agreement];
@@ -254,10 +257,13 @@ fn light(entry: &'static Entry, subject: &Arc<Subject>, device: &str) -> Result<
         (Gate::Kl, phase3::kl(&bench, &prompts).map(|f| f.verdict)),
         (Gate::Agreement, phase3::agreement(&bench, &prompts)),
         (Gate::Noise, phase3::noise(&bench, &prompt).map(|f| f.verdict)),
+        (Gate::Kv, kv_rows::judge(&bench, &prompts).map(|f| f.verdict)),
     ] {
         if stopped(verdict) {
             return Ok((true, Some(gate.name())));
         }
     }
-    Ok((false, None))
+    // The dearest last: a prefill for every step.
+    let walked = decode::over(&bench, WALK).map(|f| f.verdict);
+    Ok(if stopped(walked) { (true, Some(Gate::Decode.name())) } else { (false, None) })
 }

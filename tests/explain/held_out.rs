@@ -1,5 +1,6 @@
 //! An instance of each fault that the fitted library does not hold.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
@@ -22,10 +23,19 @@ pub enum How {
     Parameter,
     /// Several layers at once, where the library has one or all.
     Layers,
-    /// Checkpoint or config damaged on disk and loaded again.
+    /// Checkpoint or config damaged on disk and loaded again, with content that no instance of the library has.
     File,
+    /// The same, with content that an instance of the library has too.
+    FileOfKnown,
     /// In nothing: the fault has no parameter.
     Known,
+}
+
+impl How {
+    /// Whether the library holds an instance of the same content.
+    pub fn is_known(self) -> bool {
+        matches!(self, How::FileOfKnown | How::Known)
+    }
 }
 
 /// A run to be explained.
@@ -38,6 +48,12 @@ pub struct Injected {
 /// Entries whose injection reads the head, the position or the seed.
 const OTHER_PARAMETERS: [&str; 6] =
     ["attention_head_wrong", "head_wrong", "kv_head_missing", "kv_row_missing", "kv_stale_row", "row_flipped"];
+
+/// Faults of weights that depend on the seed.
+const WITH_SEED: [&str; 2] = ["mlp_of_another_checkpoint", "row_flipped"];
+
+/// Faults of weights that move whole layers: two at once would move the same ones.
+const WHOLE_LAYERS: [&str; 2] = ["layers_shifted", "layers_swapped"];
 
 /// Faults of the whole model's RoPE table.
 const NO_LAYER: [&str; 2] = ["rope_stuck_in_decode", "rope_bf16_angles"];
@@ -56,7 +72,8 @@ pub fn injected(entry: &'static Entry, lab: &Lab, subject: &Subject) -> Result<I
         return damaged(entry, lab, subject, other);
     }
     if let Some(edit) = edit(entry.id, other.strength) {
-        return edited(lab, subject, &edit);
+        let how = if entry.strengths.is_empty() { How::FileOfKnown } else { How::File };
+        return edited(lab, subject, how, &edit);
     }
     if !entry.strengths.is_empty() && entry.id != "kv_row_missing" {
         return one(How::Strength, other);
@@ -145,7 +162,7 @@ fn edit(fault: &str, strength: f64) -> Option<Box<dyn Fn(&mut Value)>> {
 }
 
 /// The checkpoint with another config.json.
-fn edited(lab: &Lab, subject: &Subject, edit: &dyn Fn(&mut Value)) -> Result<Injected> {
+fn edited(lab: &Lab, subject: &Subject, how: How, edit: &dyn Fn(&mut Value)) -> Result<Injected> {
     let dir = &subject.located.checkpoint_dir;
     let path = dir.join("config.json");
     let text = fs::read_to_string(&path).map_err(Error::io(&path))?;
@@ -155,13 +172,22 @@ fn edited(lab: &Lab, subject: &Subject, edit: &dyn Fn(&mut Value)) -> Result<Inj
     let path = copy.path().join("config.json");
     fs::write(&path, config.to_string()).map_err(Error::io(&path))?;
     let (config, _) = ModelConfig::from_file(copy.path())?;
-    Ok(Injected { how: How::File, lab: Lab { config, ..lab.clone() }, alteration: Box::new(Sound) })
+    Ok(Injected { how, lab: Lab { config, ..lab.clone() }, alteration: Box::new(Sound) })
 }
 
 /// The checkpoint written anew with the fault's tensors, and loaded as any other.
 fn damaged(entry: &'static Entry, lab: &Lab, subject: &Subject, at: At) -> Result<Injected> {
     let Injection::Weights(alter) = entry.injection else { unreachable!("a fault of weights") };
-    let changes = alter(&*lab.weights, &lab.config, &at)?;
+    // Without a parameter of its own: in two layers at once, which the library has one by one.
+    let parameter = !entry.strengths.is_empty() || WITH_SEED.contains(&entry.id);
+    let alone = at.layer.is_none() || WHOLE_LAYERS.contains(&entry.id);
+    let mut changes = BTreeMap::new();
+    let layers =
+        if parameter || alone { vec![at.layer] } else { vec![Some(1), Some(lab.config.num_hidden_layers - 1)] };
+    for layer in layers {
+        changes.extend(alter(&*lab.weights, &lab.config, &At { layer, ..at.clone() })?);
+    }
+    let how = if alone && !parameter { How::FileOfKnown } else { How::File };
     let copy = tempfile::tempdir().map_err(Error::io("a temporary folder"))?;
     let dir = &subject.located.checkpoint_dir;
     for entry in fs::read_dir(dir).map_err(Error::io(dir))? {
@@ -176,5 +202,5 @@ fn damaged(entry: &'static Entry, lab: &Lab, subject: &Subject, at: At) -> Resul
     // The mapping keeps the file's content when the folder is gone.
     let weights = Arc::new(Checkpoint::open(copy.path())?);
     let (config, _) = ModelConfig::from_file(copy.path())?;
-    Ok(Injected { how: How::File, lab: Lab { config, weights, ..lab.clone() }, alteration: Box::new(Sound) })
+    Ok(Injected { how, lab: Lab { config, weights, ..lab.clone() }, alteration: Box::new(Sound) })
 }
