@@ -2,13 +2,14 @@
 //!
 //! The rooms, from the ground up; a room imports only rooms above it in this list (ARCHITECTURE.md, kept by a test):
 //! `error`, `tensor`, `settings` · `check` (the judge: pure) · `model` · `kernel` · `reference` · `compute` · `device` ·
-//! `plan` · `runner` · `fault` · `phase` · `report` · `harness` · `commands`.
+//! `plan` · `runner` · `fault` · `explain` · `phase` · `report` · `harness` · `commands`.
 
 pub mod check;
 pub mod commands;
 pub mod compute;
 pub mod device;
 pub mod error;
+pub mod explain;
 pub mod fault;
 pub mod harness;
 pub mod kernel;

@@ -27,6 +27,7 @@ pub const VNPU: &str = "PHASEGATE_VNPU";
 
 /// What `PHASEGATE_REQUIRE` calls kernel caches of sealed ELFs.
 pub const SEALED: &str = "sealed";
+pub const EXPLAIN_SECONDS: &str = "PHASEGATE_EXPLAIN_SECONDS";
 
 /// All of them.
 pub const VARIABLES: &[Variable] = &[
@@ -46,6 +47,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable { name: NPU_TIMEOUT, what: "seconds after which a dispatch counts as hung (default 10)" },
     Variable { name: VNPU, what: "what the virtual NPU does wrong, for tests: words such as hang, error, after=3" },
+    Variable { name: EXPLAIN_SECONDS, what: "time for explaining a failure of phase 2 or 3; 0: do not (default 30)" },
 ];
 
 /// A variable's value; unset and empty are the same.
@@ -116,6 +118,20 @@ pub fn threads() -> Result<usize> {
             what: THREADS.into(),
             found: v,
             expected: "a number from 1 to 1024".into(),
+        }),
+    }
+}
+
+/// Time for explaining a failure; zero: it is not explained.
+///
+/// Errors: [`Error::Usage`] for anything but a number of seconds.
+pub fn explain_budget() -> Result<Duration> {
+    match get(EXPLAIN_SECONDS) {
+        None => Ok(Duration::from_secs(30)),
+        Some(v) => v.trim().parse().map(Duration::from_secs).map_err(|_| Error::Usage {
+            what: EXPLAIN_SECONDS.into(),
+            found: v,
+            expected: "a whole number of seconds".into(),
         }),
     }
 }

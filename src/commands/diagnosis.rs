@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{ModelArgs, ReportArgs};
 use crate::check::layers::{self, Layer};
-use crate::phase::{Bench, Run, Subject, phase2, phase3, progress};
+use crate::phase::{Bench, Run, Subject, explain, phase2, phase3, progress};
 use crate::report::{Cell, Plot, Report, Table, provenance};
 use crate::settings;
 
@@ -62,7 +62,11 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     let verdict = layers::judge(&found, subject.config.num_hidden_layers, positions);
     let block = phase2::block(&bench, &prompt)?;
-    let mut report = Report::new("diagnosis", &subject.name, bench.describe()?, verdict.and(block.verdict));
+    let (verdict, explained) = explain::after(&bench, std::slice::from_ref(&prompt), verdict.and(block.verdict));
+    let mut report = Report::new("diagnosis", &subject.name, bench.describe()?, verdict);
+    for line in explained {
+        report.fact("explanation", line);
+    }
     report.tables.push(table);
     report.plots = plots(&found, phase3::noise_limit(&bench)?);
     report.provenance = provenance::of(&subject)?;

@@ -9,6 +9,8 @@ macro_rules! say {
     };
 }
 
+mod audit;
+mod bisect;
 mod chat;
 mod diagnosis;
 mod fetch;
@@ -59,6 +61,10 @@ enum Command {
     Optimise(optimise::OptimiseArgs),
     /// Time setup, prefill and decode, down to every call site, against what this machine can do
     Profile(profile::ProfileArgs),
+    /// Ask whether a model's verdicts can be trusted, and write its evaluation report
+    Audit(audit::AuditArgs),
+    /// Find the launch where a run parts from the truth, and the named fault that accounts for it
+    Bisect(bisect::BisectArgs),
     /// Show a checkpoint's config, tensors, tokenizer and plan
     Inspect(inspect::InspectArgs),
     /// Show the leaf kernels' facts, what a model needs of them, and check the placement rules
@@ -229,6 +235,8 @@ pub fn main() -> ExitCode {
         Command::Diagnosis(args) => diagnosis::run(args),
         Command::Optimise(args) => optimise::run(args),
         Command::Profile(args) => profile::run(args),
+        Command::Audit(args) => audit::run(args),
+        Command::Bisect(args) => bisect::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Kernels(args) => kernels::run(args),
         Command::Fetch(args) => fetch::run(args),

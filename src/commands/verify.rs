@@ -152,6 +152,11 @@ fn report(
         ]);
     }
     let verdict = Verdict::all(findings.iter().map(|(_, f)| f.verdict.clone())).and(kl.verdict.clone());
+    // The failing prompts first: they are the ones to be heard.
+    let mut prompts: Vec<(bool, String)> = findings.iter().map(|(id, f)| (f.verdict.is_pass(), id.clone())).collect();
+    prompts.sort_by_key(|(passes, _)| *passes);
+    let prompts: Vec<String> = prompts.into_iter().map(|(_, id)| id).collect();
+    let (verdict, explained) = crate::phase::explain::after(bench, &prompts, verdict);
     let prefill: Vec<f64> = timings(bench, findings, |t| vec![t.prefill_us as f64 / 1e3])?;
     let decode: Vec<f64> = timings(bench, findings, |t| t.decode_us.iter().map(|&us| us as f64 / 1e3).collect())?;
     let mut report = Report::new(command, &bench.subject().name, bench.describe()?, verdict);
@@ -174,6 +179,9 @@ fn report(
         decode_steps += record.fed.len();
     }
     super::device_facts(&mut report, counters, findings.len(), decode_steps);
+    for line in explained {
+        report.fact("explanation", line);
+    }
     report.fact("composition", crate::phase::phase2::composition(bench.subject())?.to_string());
     report.fact("seconds", started.elapsed().as_secs_f64());
     Ok(report)

@@ -8,6 +8,7 @@ use libtest_mimic::{Arguments, Failed};
 use super::band::band_of;
 use super::numbers::differences;
 use super::{Availability, Case, Cx, DeviceLabel, Numbers, Suite};
+use crate::check::{Outcome, Verdict};
 use crate::error::{Error, Result};
 use crate::model;
 use crate::phase::{self, Finding, Outline, Run, progress};
@@ -153,10 +154,32 @@ fn adapt(case: phase::Case) -> Case {
     let phase::Case { name, model, baseline, run } = case;
     let adapted = match run {
         Run::Static(run) => Case::new(name, move |cx| judge(cx, run().map_err(failed)?)).without_device(),
-        Run::OnDevice(run) => Case::new(name, move |cx| judge(cx, run(cx.device()?.label()).map_err(failed)?)),
+        Run::OnDevice(run) => {
+            let (model, prompt) = (model.clone(), name.split("::").nth(2).unwrap_or_default().to_owned());
+            Case::new(name, move |cx| {
+                let device = cx.device()?.label();
+                let finding = run(device).map_err(failed)?;
+                let explained = cx.phase() == "phase2" || cx.phase() == "phase3";
+                if explained && finding.verdict.outcome() == Outcome::Fail {
+                    return Err(explain(finding.verdict, &model, device, &prompt).into());
+                }
+                judge(cx, finding)
+            })
+        }
     };
     let adapted = if model.is_empty() { adapted } else { adapted.needs(model) };
     if baseline { adapted.with_baseline() } else { adapted }
+}
+
+/// A failure's verdict once the reference has been heard, and what is known of why.
+fn explain(verdict: Verdict, model: &str, device: &str, prompt: &str) -> String {
+    let verdict = phase::court::of_failure(model, device, prompt, verdict);
+    let mut text = verdict.to_string();
+    for line in phase::explain::of_failure(model, device).iter().flat_map(|lines| lines.iter()) {
+        text.push_str("\n  ");
+        text.push_str(line);
+    }
+    text
 }
 
 /// The verdict first; the figures only of a pass.

@@ -210,6 +210,16 @@ impl Bench {
         &self.device
     }
 
+    /// Options of its plans.
+    pub fn plan(&self) -> PlanOptions {
+        self.options.plan.clone()
+    }
+
+    /// Ids of the prompts it is set up for.
+    pub fn prompts(&self) -> &[String] {
+        &self.prompts
+    }
+
     /// The device's label and what it says of itself; opens a device only to ask.
     ///
     /// Errors: as [`open_device`].

@@ -1,0 +1,148 @@
+//! `bisect`: where a run parts from the truth, launch by launch, and which named fault accounts for it.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{ModelArgs, ReportArgs};
+use crate::check::{Extent, Verdict};
+use crate::explain::bisect::{Bisect, LAYER};
+use crate::explain::fit::Hypothesis;
+use crate::fault::{At, Fault};
+use crate::phase::{Subject, bench, explain};
+use crate::report::{Cell, Report, Table, provenance};
+use crate::runner::{Alteration, Sound};
+use crate::settings;
+
+#[derive(Args)]
+pub(super) struct BisectArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    report: ReportArgs,
+    /// Time for fitting the catalogue of faults (default: PHASEGATE_EXPLAIN_SECONDS)
+    #[arg(long, value_name = "SECONDS")]
+    budget: Option<u64>,
+    /// Put a fault of the catalogue into the run first, to see it found
+    #[arg(long, value_name = "ID")]
+    fault: Option<String>,
+    /// The layer of that fault
+    #[arg(long, value_name = "N", requires = "fault")]
+    layer: Option<usize>,
+    /// The strength of that fault
+    #[arg(long, value_name = "X", requires = "fault")]
+    strength: Option<f64>,
+}
+
+pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
+    let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
+    let device = args.model.label();
+    let budget = args.budget.map_or_else(settings::explain_budget, |seconds| Ok(Duration::from_secs(seconds)))?;
+    let altered: Box<dyn Alteration> = match &args.fault {
+        None => Box::new(Sound),
+        Some(id) => {
+            let entry = Fault::entry(id)?;
+            let default = entry.default_at(&subject.config);
+            let strength = args.strength.unwrap_or(default.strength);
+            Box::new(Fault::new(
+                entry,
+                &subject.config,
+                At { layer: args.layer.or(default.layer), strength, ..default },
+            )?)
+        }
+    };
+    let found = explain::explain(&subject, &device, &*altered, &args.model.plan(), budget)?;
+    let opened = bench::open_device(&device)?;
+    let info = (opened.info().label.clone(), opened.info().description.clone());
+    let mut report = Report::new("bisect", &subject.name, info, verdict(&found));
+    report.tables.extend((!found.bisect.logits.is_empty()).then(|| steps(&found.bisect)));
+    report.tables.extend((!found.bisect.rows.is_empty()).then(|| launches(&found.bisect)));
+    report.tables.extend((!found.hypotheses.is_empty()).then(|| hypotheses(&found.hypotheses)));
+    report.provenance = provenance::of(&subject)?;
+    if let Some(id) = &args.fault {
+        report.fact("injected fault", id.as_str());
+    }
+    for (i, line) in found.lines().into_iter().enumerate() {
+        report.fact(if i == 0 { "bisect" } else { "fit" }, line);
+    }
+    Ok(args.report.publish(&report, |report| {
+        say!("{} on {}\n", report.model, report.device_description);
+        for table in &report.tables {
+            say!("{}\n{}", table.title, table.render());
+        }
+        for (name, value) in &report.facts {
+            say!("{name}: {}", value.text());
+        }
+    })?)
+}
+
+/// A run is as it should be where nothing is off and nothing needs explaining.
+fn verdict(found: &explain::Explanation) -> Verdict {
+    let Bisect { step, culprit, ratios, .. } = &found.bisect;
+    let mut failures = vec![];
+    if step.is_some() || found.bisect.refused.is_some() {
+        failures.push(found.bisect.line());
+    } else if let Some(first) = found.hypotheses.first() {
+        failures.push(format!("the run is not a sound one; {} accounts for it best", first.fault));
+    }
+    let outputs = ratios.iter().map(Vec::len).sum::<usize>() as u64;
+    let extent = Extent::new().require("layer outputs", outputs).compare("layer outputs", outputs);
+    debug_assert!(culprit.is_none() || !failures.is_empty());
+    Verdict::judge(failures, extent)
+}
+
+fn steps(found: &Bisect) -> Table {
+    let steps = found.logits.len();
+    let names: Vec<String> =
+        (0..steps).map(|step| if step == 0 { "prefill".into() } else { format!("step {step}") }).collect();
+    let columns: Vec<&str> = std::iter::once("output of").chain(names.iter().map(String::as_str)).collect();
+    let title = format!("Distance to the f32 forward pass over a sound run's, at most {LAYER}");
+    let mut table = Table::new(&title, &columns);
+    let rows = found.ratios.iter().enumerate().map(|(layer, row)| (format!("layer {layer:02}"), row));
+    for (name, row) in rows.chain([("lm_head".to_owned(), &found.logits)]) {
+        table.row(std::iter::once(Cell::from(name)).chain(row.iter().map(|&x| Cell::from(format!("{x:.2}")))));
+    }
+    table
+}
+
+fn launches(found: &Bisect) -> Table {
+    let columns = ["launch", "before", "after the swap", "added (rel. L2)", "over a sound run's", "in all", "says"];
+    let mut table = Table::new("Launches answered by the f32 oracle, one more a row", &columns);
+    for row in &found.rows {
+        let culprit = found.culprit.as_ref() == Some(&row.launch);
+        let says = match (culprit, row.adds()) {
+            (true, _) => "CULPRIT",
+            (false, true) => "adds",
+            (false, false) => "inherits",
+        };
+        table.row([
+            Cell::from(row.launch.as_str()),
+            format!("{:.2}", row.before).into(),
+            format!("{:.2}", row.after).into(),
+            row.added.into(),
+            format!("{:.2}", row.added_over_sound).into(),
+            if row.total.is_nan() { "".into() } else { row.total.into() },
+            says.into(),
+        ]);
+    }
+    table
+}
+
+fn hypotheses(found: &[Hypothesis]) -> Table {
+    let columns = ["fault", "where", "strength", "explained", "cosine", "score", "likely cause", "remedy"];
+    let mut table = Table::new("Faults that account for the residual", &columns);
+    for h in found.iter().take(5) {
+        table.row([
+            Cell::from(h.fault),
+            h.at.layer.map_or("everywhere".to_owned(), |layer| format!("layer {layer}")).into(),
+            h.at.strength.into(),
+            format!("{:.1} %", 100.0 * h.matched.share).into(),
+            format!("{:.3}", h.matched.cosine).into(),
+            format!("{:.3}", h.matched.score()).into(),
+            h.cause.into(),
+            h.remedy.into(),
+        ]);
+    }
+    table
+}
