@@ -42,6 +42,10 @@ pub enum Error {
     #[error("device {device}: {dispatch}: {state} after {elapsed_us} us")]
     Incomplete { device: String, dispatch: String, state: String, elapsed_us: u64 },
 
+    /// An external engine broke the protocol, or answered what cannot be of this model.
+    #[error("external runner {engine:?}: {op}: {why}")]
+    Engine { engine: String, op: String, why: String },
+
     /// The device was used against its contract, or a buffer was found damaged.
     #[error("device {device}: {why}")]
     Device { device: String, why: String },

@@ -28,6 +28,7 @@ pub const VNPU: &str = "PHASEGATE_VNPU";
 /// What `PHASEGATE_REQUIRE` calls kernel caches of sealed ELFs.
 pub const SEALED: &str = "sealed";
 pub const EXPLAIN_SECONDS: &str = "PHASEGATE_EXPLAIN_SECONDS";
+pub const BUNDLE: &str = "PHASEGATE_BUNDLE";
 
 /// All of them.
 pub const VARIABLES: &[Variable] = &[
@@ -48,6 +49,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable { name: NPU_TIMEOUT, what: "seconds after which a dispatch counts as hung (default 10)" },
     Variable { name: VNPU, what: "what the virtual NPU does wrong, for tests: words such as hang, error, after=3" },
     Variable { name: EXPLAIN_SECONDS, what: "time for explaining a failure of phase 2 or 3; 0: do not (default 30)" },
+    Variable { name: BUNDLE, what: "folder that receives what every test case came to, for phasegate merge" },
 ];
 
 /// A variable's value; unset and empty are the same.
@@ -96,6 +98,11 @@ pub fn npu_timeout() -> Result<Duration> {
 /// The words of `PHASEGATE_VNPU`.
 pub fn vnpu() -> Vec<String> {
     list(VNPU)
+}
+
+/// The folder of the result bundle, if results are kept.
+pub fn bundle() -> Option<PathBuf> {
+    get(BUNDLE).map(PathBuf::from)
 }
 
 /// The Hugging Face cache's folder where it is given; `HF_HOME` and the home folder are hf-hub's business.

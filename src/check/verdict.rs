@@ -108,6 +108,13 @@ impl Verdict {
         self
     }
 
+    /// The same verdict with `name` before each reason and warning, for when it is told among others.
+    #[must_use]
+    pub fn about(mut self, name: &str) -> Verdict {
+        self.reasons.iter_mut().chain(&mut self.warnings).for_each(|text| text.insert_str(0, &format!("{name}: ")));
+        self
+    }
+
     /// Both verdicts as one: the worse outcome, all reasons and warnings, the sum of the extents.
     #[must_use]
     pub fn and(mut self, other: Verdict) -> Verdict {
@@ -216,6 +223,13 @@ mod tests {
         let both = Verdict::judge(vec!["far".into()], thin());
         assert_eq!(both.to_string(), "FAIL: far; compared 1 of 32 steps (steps 1/32)");
         assert_eq!(both.dispute("the f32 oracle agrees").outcome(), Outcome::Fail);
+    }
+
+    #[test]
+    fn a_verdict_told_among_others_names_its_case() {
+        let verdict = of(Outcome::Fail).warn("thin ice").about("layer::l03");
+        assert_eq!(verdict.reasons(), ["layer::l03: far"]);
+        assert_eq!(verdict.warnings(), ["layer::l03: thin ice"]);
     }
 
     #[test]

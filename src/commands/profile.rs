@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::run::check_room;
+use super::generate::check_room;
 use super::{ModelArgs, ReportArgs};
 use crate::check::Summary;
 use crate::error::Error;

@@ -5,19 +5,27 @@ use std::time::Instant;
 
 use clap::Args;
 
+use super::engine::{EngineArgs, Started};
 use super::{ModelArgs, Prompts, ReportArgs};
 use crate::check::{Summary, Verdict};
 use crate::device::Counters;
 use crate::error::{Error, Result};
 use crate::phase::phase3::{self, PromptFinding};
-use crate::phase::{Bench, Finding, Run, Subject, progress};
+use crate::phase::{Bench, Finding, Run, Subject, external, progress};
 use crate::report::{Cell, Plot, Report, Table, provenance};
 use crate::settings;
 
 #[derive(Args)]
+#[command(after_help = "Examples:
+  phasegate verify smollm2_135m --max-prompts 2
+  phasegate verify-full smollm2_135m --prompts all --record      # writes the progress document of phase 3
+  phasegate verify smollm2_135m --datapath npu2                  # the silicon's own arithmetic
+  phasegate verify smollm2_135m --runner \"python fixtures/adapters/hf.py\"")]
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    engine: EngineArgs,
     #[command(flatten)]
     report: ReportArgs,
     /// Prompt sets (default: the variant's own)
@@ -44,17 +52,29 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let most = args.max_prompts.filter(|_| !full && !args.report.record).unwrap_or(usize::MAX);
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
-    let bench = Bench::new(subject.clone(), &args.model.label(), &prompts, args.model.plan())?;
-    let other =
-        args.beside().map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan())).transpose()?;
-    let findings = compare(&bench, &prompts, "verify")?;
-    let kl = phase3::kl(&bench, &prompts)?;
+    let command = if full { "verify-full" } else { "verify" };
+    let (bench, identified) = match args.engine.start(command, &args.model, &subject, &prompts)? {
+        Started::Ready(bench, identified) => (bench, identified),
+        Started::Broken(report) => return Ok(args.report.publish(&report, people)?),
+    };
+    if args.report.record && identified.is_some() {
+        let (what, expected) = ("record".into(), "a device of ours".into());
+        return Err(Error::Usage { what, found: "an external engine".into(), expected }.into());
+    }
+    // An engine of another's is shown beside a device of ours only when that is asked for.
+    let label = if identified.is_some() { args.beside.clone() } else { args.beside() };
+    let other = label.map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan())).transpose()?;
+    let seen = look(&bench, &prompts, "verify")?;
     // What follows judges and writes: the weights need not be in memory beside a parsed tokenizer and a second device's.
     bench.retire();
-    let mut report = report(if full { "verify-full" } else { "verify" }, &bench, &findings, &kl, started)?;
+    let mut report = report(command, &bench, &seen, started)?;
+    if let Some(identified) = identified {
+        report.verdict = report.verdict.and(identified.verdict);
+        identified.facts.into_iter().for_each(|(name, value)| report.fact(name, value));
+    }
     if let Some(other) = &other {
-        let others = compare(other, &prompts, "beside")?;
-        report.tables.push(beside((bench.device(), &findings), (other.device(), &others)));
+        let others = look(other, &prompts, "beside")?.findings;
+        report.tables.push(beside((bench.device(), &seen.findings), (other.device(), &others)));
         for (name, value) in phase3::kl(other, &prompts)?.numbers.iter().filter(|(name, _)| !name.contains("floor")) {
             report.fact(&format!("{name}_{}", other.device()), *value);
         }
@@ -68,17 +88,33 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     Ok(args.report.publish(&report, people)?)
 }
 
-/// Every prompt's finding on one device.
-fn compare(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Vec<(String, PromptFinding)>> {
+/// What the prompts showed, and what ended the run before the last of them.
+struct Seen {
+    findings: Vec<(String, PromptFinding)>,
+    kl: Option<Finding>,
+    broken: Option<(String, Verdict)>,
+}
+
+/// Runs and compares every prompt until one does not complete.
+fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
     let bar = super::progress_bar::bar(prompts.len() as u64, what);
-    let mut findings = vec![];
+    let mut seen = Seen { findings: vec![], kl: None, broken: None };
     for id in prompts {
         bar.set_message(id.clone());
-        findings.push((id.clone(), phase3::prompt(bench, id)?));
+        match phase3::prompt(bench, id) {
+            Ok(found) => seen.findings.push((id.clone(), found)),
+            Err(error) => {
+                seen.broken = Some((id.clone(), external::verdict(error)?));
+                break;
+            }
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok(findings)
+    if seen.broken.is_none() {
+        seen.kl = Some(phase3::kl(bench, prompts)?);
+    }
+    Ok(seen)
 }
 
 /// Two devices' figures for the same prompts, one beside the other.
@@ -124,13 +160,8 @@ fn choose(subject: &Subject, chosen: Option<Prompts>, all: bool, most: usize) ->
     Ok(prompts)
 }
 
-fn report(
-    command: &str,
-    bench: &Bench,
-    findings: &[(String, PromptFinding)],
-    kl: &Finding,
-    started: Instant,
-) -> Result<Report> {
+fn report(command: &str, bench: &Bench, seen: &Seen, started: Instant) -> Result<Report> {
+    let findings = &seen.findings;
     let columns =
         ["prompt", "verdict", "steps", "same", "first divergence", "top-5 overlap", "regret ulp", "KL median", "floor"];
     let mut table = Table::new("Prompts", &columns);
@@ -151,7 +182,14 @@ fn report(
             found.floor.summary.median.into(),
         ]);
     }
-    let verdict = Verdict::all(findings.iter().map(|(_, f)| f.verdict.clone())).and(kl.verdict.clone());
+    let mut verdicts: Vec<Verdict> = findings.iter().map(|(_, f)| f.verdict.clone()).collect();
+    verdicts.extend(seen.kl.as_ref().map(|kl| kl.verdict.clone()));
+    if let Some((id, verdict)) = &seen.broken {
+        let blank = std::iter::repeat_n(Cell::from(""), columns.len() - 2);
+        table.row([Cell::from(id.as_str()), verdict.outcome().word().into()].into_iter().chain(blank));
+        verdicts.push(verdict.clone());
+    }
+    let verdict = Verdict::all(verdicts);
     // The failing prompts first: they are the ones to be heard.
     let mut prompts: Vec<(bool, String)> = findings.iter().map(|(id, f)| (f.verdict.is_pass(), id.clone())).collect();
     prompts.sort_by_key(|(passes, _)| *passes);
@@ -164,11 +202,14 @@ fn report(
     report.tables.extend(divergences(bench.subject(), findings)?);
     report.plots = plots(findings);
     report.provenance = provenance::of(bench.subject())?;
-    for (name, value) in &kl.numbers {
-        report.fact(name, *value);
+    if let Some(kl) = &seen.kl {
+        for (name, value) in &kl.numbers {
+            report.fact(name, *value);
+        }
+        let figure =
+            |name: &str| kl.numbers.iter().find(|(known, _)| *known == name).map_or(f64::NAN, |(_, value)| *value);
+        report.fact("kl_times_floor", figure("kl_median") / figure("kl_floor_median"));
     }
-    let figure = |name: &str| kl.numbers.iter().find(|(known, _)| *known == name).map_or(f64::NAN, |(_, value)| *value);
-    report.fact("kl_times_floor", figure("kl_median") / figure("kl_floor_median"));
     report.fact("prefill_ms_median", Summary::of(&prefill).median);
     report.fact("decode_ms_median", Summary::of(&decode).median);
     let mut counters = Counters::default();

@@ -12,6 +12,7 @@ use crate::check::{Outcome, Verdict};
 use crate::error::{Error, Result};
 use crate::model;
 use crate::phase::{self, Finding, Outline, Run, progress};
+use crate::report::provenance;
 use crate::settings;
 
 /// A phase's cases for one model.
@@ -127,6 +128,8 @@ fn suite(phase: &'static str, cases: CasesOf, document: Option<&'static str>) ->
             None => Availability::Available,
         };
         suite.model(&manifest.name, there);
+        let reference = manifest.reference();
+        suite.identity(&manifest.name, Arc::new(move || provenance::capture(&reference)));
         if wanted.as_ref().is_some_and(|model| *model != manifest.name) {
             continue;
         }

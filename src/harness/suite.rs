@@ -1,9 +1,10 @@
 //! All cases of one phase, and the test binary they become.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use libtest_mimic::{Arguments, Failed, FormatSetting, Trial};
 
@@ -12,6 +13,7 @@ use super::case::{Case, Cx};
 use super::device_label::DeviceLabel;
 use super::ignored::{Ignored, summary};
 use super::meta::{self, Extent, Owned};
+use super::results::{IdentityOf, Results};
 use super::selection::Selection;
 use super::trial::{Fate, trial};
 use crate::error::Error;
@@ -39,6 +41,7 @@ pub struct Suite {
     models: Vec<(String, Availability)>,
     resources: Vec<(String, Availability)>,
     devices: Vec<(DeviceLabel, Availability)>,
+    identities: BTreeMap<String, IdentityOf>,
     cases: Vec<Case>,
 }
 
@@ -56,6 +59,7 @@ impl Suite {
             models: Vec::new(),
             resources: Vec::new(),
             devices: DeviceLabel::ALL.map(|device| (device, availability(device))).to_vec(),
+            identities: BTreeMap::new(),
             cases: Vec::new(),
         }
     }
@@ -63,6 +67,12 @@ impl Suite {
     /// Declares a model that cases may need; `PHASEGATE_MODELS` selects among these.
     pub fn model(&mut self, name: &str, availability: Availability) -> &mut Suite {
         self.models.push((name.into(), availability));
+        self
+    }
+
+    /// Says what a model's cases are judged by, for result bundles.
+    pub fn identity(&mut self, model: &str, identity: IdentityOf) -> &mut Suite {
+        self.identities.insert(model.into(), identity);
         self
     }
 
@@ -93,7 +103,7 @@ impl Suite {
     /// [`Suite::run`] with arguments of the caller's.
     pub fn run_with(self, args: &Arguments) -> ExitCode {
         let phase = self.phase.clone();
-        match self.into_trials() {
+        match self.into_trials(args.exact && !args.list) {
             Ok(trials) => trials.run(args),
             Err(error) => {
                 eprintln!("{phase}: {error}");
@@ -102,16 +112,17 @@ impl Suite {
         }
     }
 
-    fn into_trials(self) -> Result<Trials, Error> {
+    fn into_trials(self, one_case: bool) -> Result<Trials, Error> {
         self.check_names()?;
         let names = |list: &[(String, Availability)]| list.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         let selection = Selection::from_settings(&names(&self.models), &names(&self.resources))?;
-        Ok(self.select(selection))
+        let results = Results::open(&selection, self.identities.clone(), one_case)?;
+        Ok(self.select(selection, results))
     }
 
     /// Multiplies the selected cases by the selected devices.
-    fn select(self, selection: Selection) -> Trials {
-        let mut trials = Trials::new(self.phase.clone());
+    fn select(self, selection: Selection, results: Option<Results>) -> Trials {
+        let mut trials = Trials::new(self.phase.clone(), results);
         let (mut extent, mut owned) = (Extent::default(), Owned::default());
         for case in &self.cases {
             if case.has_baseline {
@@ -194,11 +205,13 @@ struct Trials {
     ignored: Vec<Ignored>,
     meta: BTreeSet<&'static str>,
     started: Arc<AtomicUsize>,
+    results: Option<Results>,
 }
 
 impl Trials {
-    fn new(phase: Arc<str>) -> Trials {
-        Trials { phase, trials: Vec::new(), ignored: Vec::new(), meta: BTreeSet::new(), started: Arc::default() }
+    fn new(phase: Arc<str>, results: Option<Results>) -> Trials {
+        let (trials, ignored, meta, started) = Default::default();
+        Trials { phase, trials, ignored, meta, started, results }
     }
 
     fn add(&mut self, case: &Case, device: Option<DeviceLabel>, fate: Fate) {
@@ -208,7 +221,7 @@ impl Trials {
         }
         let has_baseline = case.has_baseline;
         let cx = Cx { phase: self.phase.clone(), name, device, has_baseline, measured: OnceLock::new() };
-        self.trials.push(trial(cx, case.run.clone(), fate, self.started.clone()));
+        self.trials.push(trial(cx, case, fate, self.started.clone(), self.results.clone()));
     }
 
     fn add_meta(&mut self, extent: Extent, owned: Owned, selection: Selection) {
@@ -225,7 +238,14 @@ impl Trials {
 
     fn add_check(&mut self, name: &'static str, check: impl FnOnce() -> Result<(), String> + Send + 'static) {
         let phase = self.phase.clone();
-        let body = move || check().map_err(|why| Failed::from(format!("{phase}::{name}: {why}")));
+        let results = self.results.clone();
+        let body = move || {
+            let began = Instant::now();
+            let outcome = check();
+            let kept = results.map_or(Ok(()), |r| r.put(&phase, name, String::new(), &outcome, began.elapsed()));
+            let kept = kept.map_err(|e| format!("its result cannot be kept: {e}"));
+            outcome.and(kept).map_err(|why| Failed::from(format!("{phase}::{name}: {why}")))
+        };
         self.meta.insert(name);
         self.trials.push(Trial::test(name, body));
     }
@@ -235,6 +255,13 @@ impl Trials {
         let chosen: BTreeSet<String> = chosen.map(|trial| trial.name().to_owned()).collect();
         let cases = chosen.iter().filter(|name| !self.meta.contains(name.as_str())).count();
         let reasons = summary(self.ignored.iter().filter(|ignored| chosen.contains(&ignored.name)));
+        // A process that runs one test only knows the cases of one model.
+        if let Some(results) = self.results.as_ref().filter(|_| !args.exact)
+            && let Err(error) = results.list(&self.phase, self.trials.iter().map(Trial::name), &self.ignored)
+        {
+            eprintln!("{}: {error}", self.phase);
+            return ExitCode::from(FAILED);
+        }
         let conclusion = libtest_mimic::run(args, self.trials);
         // The terse list is nextest's, which asks for it before every test.
         if !(args.list && args.format == Some(FormatSetting::Terse)) {

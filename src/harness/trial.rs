@@ -3,11 +3,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use libtest_mimic::{Failed, Trial};
 
 use super::baseline;
-use super::case::{Cx, Run};
+use super::case::{Case, Cx, Run};
+use super::results::Results;
 
 /// What becomes of a case on a device in this run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,16 +22,23 @@ pub(super) enum Fate {
 }
 
 /// The trial of a case; `started` counts the cases whose code ran.
-pub(super) fn trial(cx: Cx, run: Run, fate: Fate, started: Arc<AtomicUsize>) -> Trial {
+pub(super) fn trial(cx: Cx, case: &Case, fate: Fate, started: Arc<AtomicUsize>, results: Option<Results>) -> Trial {
     let name = cx.name.clone();
     let ignored = matches!(fate, Fate::Ignore(_));
-    let body = move || match fate {
-        Fate::Run => {
-            started.fetch_add(1, Ordering::Relaxed);
-            execute(&cx, &run).map_err(|why| Failed::from(format!("{}::{}: {why}", cx.phase, cx.name)))
-        }
-        // An ignored case is only started by --ignored or --include-ignored; then it must not look like a pass.
-        Fate::Ignore(why) | Fate::Fail(why) => Err(format!("{}::{}: cannot run: {why}", cx.phase, cx.name).into()),
+    let (run, needs) = (case.run.clone(), case.needs.clone());
+    let body = move || {
+        let began = Instant::now();
+        let outcome = match fate {
+            Fate::Run => {
+                started.fetch_add(1, Ordering::Relaxed);
+                execute(&cx, &run)
+            }
+            // An ignored case is only started by --ignored or --include-ignored; then it must not look like a pass.
+            Fate::Ignore(why) | Fate::Fail(why) => Err(format!("cannot run: {why}")),
+        };
+        let kept = results.map_or(Ok(()), |results| results.case(&cx, &needs, &outcome, began.elapsed()));
+        let kept = kept.map_err(|e| format!("its result cannot be kept: {e}"));
+        outcome.and(kept).map_err(|why| Failed::from(format!("{}::{}: {why}", cx.phase, cx.name)))
     };
     Trial::test(name, body).with_ignored_flag(ignored)
 }

@@ -29,6 +29,9 @@ pub struct Manifest {
     pub default_variant: String,
     /// How to get the checkpoint, where it is not embedded.
     pub make: Option<String>,
+    /// The engine that `--device external` gates: program and arguments, started at the project root.
+    #[serde(default)]
+    pub runner: Vec<String>,
     pub variants: BTreeMap<String, Variant>,
     /// The fixture's folder.
     #[serde(skip)]

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::bf16;
 use ndarray::{Array2, Array3, Axis};
 
-use super::phase3::arithmetic;
 use super::{Bench, Finding, limits};
 use crate::check::floor::Three;
 use crate::check::tolerance::at_most;
@@ -123,7 +122,7 @@ pub fn judge(bench: &Bench, prompts: &[String]) -> Result<Finding> {
 ///
 /// Errors: as [`limits::factor`].
 pub fn limit(bench: &Bench) -> Result<f64> {
-    limits::factor(limits::Gate::Added, arithmetic(bench))
+    limits::factor(limits::Gate::Added, bench.arithmetic())
 }
 
 /// The taps of layer 0 in order of computation, each over HF bf16's own distance.

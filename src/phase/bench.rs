@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 use crate::model::hashes::sha256;
 use crate::plan::{PlanOptions, Tuning};
 use crate::reference::PromptCapture;
-use crate::runner::{Alteration, NpuRunner, Record, RunCache, RunnerOptions, Sound, TapRequest};
+use crate::runner::external::{External, ExternalRunner, LABEL, protocol::Hello};
+use crate::runner::{Alteration, NpuRunner, Record, RunCache, Runner, RunnerOptions, Sound, TapRequest};
 use crate::runner::{RunKey, npu, plan_hash};
 use crate::settings;
 
@@ -131,6 +132,9 @@ pub struct Bench {
     cache: RunCache,
     alteration: Arc<dyn Alteration>,
     runner: Mutex<Option<NpuRunner>>,
+    /// Another engine that makes the records, if it is not the device.
+    external: Option<Mutex<ExternalRunner>>,
+    arithmetic: Arithmetic,
     records: Mutex<HashMap<String, Arc<Record>>>,
 }
 
@@ -153,9 +157,13 @@ impl Bench {
         options.plan = plan;
         // What the virtual NPU computes depends on a library and on orders that no key knows.
         let cache = if device == "vnpu" { RunCache::off() } else { RunCache::open()? };
+        // The virtual NPU computes with emu's kernels.
+        let ieee = matches!(device, "emu" | "vnpu");
+        let arithmetic = if ieee { Arithmetic::Ieee } else { Arithmetic::Npu2 };
         let (runner, records) = Default::default();
         let (device, prompts, alteration) = (device.into(), prompts.to_vec(), Arc::new(Sound));
-        Ok(Bench { subject, device, prompts, options, cache, alteration, runner, records })
+        let external = None;
+        Ok(Bench { subject, device, prompts, options, cache, alteration, runner, external, arithmetic, records })
     }
 
     /// The bench with each stage's plan carried out like this.
@@ -174,6 +182,27 @@ impl Bench {
     #[must_use]
     pub fn altered(self, alteration: Arc<dyn Alteration>) -> Bench {
         Bench { cache: RunCache::off(), alteration, runner: Mutex::default(), records: Mutex::default(), ..self }
+    }
+
+    /// For these prompts, run by another engine instead of a device of ours. Nothing is cached beyond this process.
+    ///
+    /// Errors: as [`super::external::start`].
+    pub fn external(subject: Arc<Subject>, external: &External, prompts: &[String]) -> Result<(Bench, Hello)> {
+        let runner = super::external::start(&subject, external)?;
+        let hello = runner.hello().clone();
+        let bench = Bench::new(subject, "emu", prompts, PlanOptions::default())?;
+        let (device, arithmetic) = (LABEL.into(), external.arithmetic);
+        Ok((Bench { device, arithmetic, external: Some(Mutex::new(runner)), ..bench }, hello))
+    }
+
+    /// Whether another engine than ours makes its records.
+    pub fn is_external(&self) -> bool {
+        self.external.is_some()
+    }
+
+    /// The class of rounding whose limits hold.
+    pub fn arithmetic(&self) -> Arithmetic {
+        self.arithmetic
     }
 
     /// The bench for all captured prompts of a fixture, shared by the cases of this process.
@@ -224,6 +253,10 @@ impl Bench {
     ///
     /// Errors: as [`open_device`].
     pub fn describe(&self) -> Result<(String, String)> {
+        if let Some(external) = &self.external {
+            let external = external.lock().unwrap_or_else(PoisonError::into_inner);
+            return Ok((external.info().label.clone(), external.info().description.clone()));
+        }
         let device = open_device(&self.device)?;
         Ok((device.info().label.clone(), device.info().description.clone()))
     }
@@ -250,6 +283,11 @@ impl Bench {
     /// The record from the cache, or from a run. In a process that runs one test only, a run also serves the other
     /// prompts of the set: the processes after this one find theirs and need not set the model up again.
     fn cached(&self, prompt: &str) -> Result<Record> {
+        if let Some(external) = &self.external {
+            let (captured, taps) = self.wanted(prompt)?;
+            let mut external = external.lock().unwrap_or_else(PoisonError::into_inner);
+            return external.record(&captured.ids, &captured.chosen, STEPS, &taps);
+        }
         let (key, captured) = self.request(prompt)?;
         if let Some(record) = self.cache.get(&key)? {
             return Ok(record);
@@ -274,6 +312,12 @@ impl Bench {
 
     /// What a prompt's run depends on, and what HF did with it.
     fn request(&self, prompt: &str) -> Result<(RunKey, PromptCapture)> {
+        let (captured, taps) = self.wanted(prompt)?;
+        Ok((self.key(&captured.ids, &captured.chosen, &taps)?, captured))
+    }
+
+    /// What HF did with a prompt, and the rows that its lens compares.
+    fn wanted(&self, prompt: &str) -> Result<(PromptCapture, TapRequest)> {
         let capture = self.subject.capture()?;
         let captured = capture.prompt(prompt)?;
         let taps = match capture.lens(prompt)? {
@@ -284,11 +328,15 @@ impl Bench {
             },
             None => TapRequest::default(),
         };
-        Ok((self.key(&captured.ids, &captured.chosen, &taps)?, captured))
+        Ok((captured, taps))
     }
 
     /// Lends the runner, set up on first use.
     pub fn with_runner<T>(&self, f: impl FnOnce(&mut NpuRunner) -> Result<T>) -> Result<T> {
+        if self.external.is_some() {
+            let (what, why) = ("this run".into(), "an external engine has no plan, hooks or buffers of ours".into());
+            return Err(Error::Unavailable { what, why });
+        }
         let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
         let runner = match &mut *runner {
             Some(runner) => runner,

@@ -7,7 +7,7 @@
 use half::bf16;
 use ndarray::Array2;
 
-use super::{Bench, Finding, limits, phase3};
+use super::{Bench, Finding, limits};
 use crate::check::tolerance::at_most;
 use crate::check::{Extent, Metrics, Summary, Verdict};
 use crate::device::Arithmetic;
@@ -22,7 +22,7 @@ const UNRELATED: f64 = 1.0;
 /// single position of that class beyond it is a warning, unless its logits are [`UNRELATED`].
 fn factor(bench: &Bench) -> Result<f64> {
     let same_kernels = limits::factor(limits::Gate::Decode, Arithmetic::Ieee)?;
-    Ok(match phase3::arithmetic(bench) {
+    Ok(match bench.arithmetic() {
         Arithmetic::Ieee => same_kernels,
         class @ Arithmetic::Npu2 => {
             let per_layer = limits::factor(limits::Gate::KlMedianPerLayer, class)?;
@@ -121,7 +121,7 @@ pub fn judge(bench: &Bench, found: &[(usize, f64)], wanted: usize) -> Result<Fin
     let (most, median) = limits(bench)?;
     let of_all = Summary::of(&found.iter().map(|&(_, distance)| distance).collect::<Vec<_>>());
     let over = found.iter().filter(|&&(_, distance)| !at_most(distance, most));
-    let binding = |distance: f64| phase3::arithmetic(bench) == Arithmetic::Ieee || !at_most(distance, UNRELATED);
+    let binding = |distance: f64| bench.arithmetic() == Arithmetic::Ieee || !at_most(distance, UNRELATED);
     let (mut failures, mut warnings) = (vec![], vec![]);
     for &(p, distance) in over {
         let why = format!("position {p}: relative L2 {distance:.5} between decode and prefill, at most {most:.5}");

@@ -191,7 +191,8 @@ pub fn after(bench: &Bench, prompts: &[String], verdict: Verdict) -> (Verdict, V
         }
     }
     let budget = settings::explain_budget().unwrap_or_default();
-    if !budget.is_zero() {
+    // Another engine has no steps of ours to look into.
+    if !budget.is_zero() && !bench.is_external() {
         let explained = explain(bench.subject(), bench.device(), &Sound, &bench.plan(), budget);
         lines.extend(explained.map_or_else(|error| vec![format!("no explanation: {error}")], |found| found.lines()));
     }

@@ -2,7 +2,6 @@
 
 use ndarray::{ArrayView2, Axis, s};
 
-use super::phase3::arithmetic;
 use super::{Bench, Finding, limits};
 use crate::check::floor::Three;
 use crate::check::tolerance::at_most;
@@ -35,7 +34,7 @@ pub struct Rows {
 ///
 /// Errors: as [`limits::factor`].
 pub fn limit(bench: &Bench) -> Result<f64> {
-    limits::factor(limits::Gate::Kv, arithmetic(bench))
+    limits::factor(limits::Gate::Kv, bench.arithmetic())
 }
 
 /// Every head of every layer of one lens prompt, rows of prefill and of decode apart.

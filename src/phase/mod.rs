@@ -11,6 +11,7 @@ pub mod court;
 pub mod decode;
 pub mod escape;
 pub mod explain;
+pub mod external;
 pub mod kv_rows;
 pub mod limits;
 pub mod needs;

@@ -16,7 +16,6 @@ use crate::check::token_set::{STEPS, TokenSet};
 use crate::check::tolerance::at_most;
 use crate::check::ulp::bf16_ulp;
 use crate::check::{Extent, Metrics, Verdict};
-use crate::device::Arithmetic;
 use crate::error::Result;
 use crate::reference::Lens;
 use crate::tensor::{self, F32Matrix};
@@ -111,7 +110,7 @@ pub fn agreement(bench: &Bench, prompts: &[String]) -> Result<Verdict> {
     let of = |id: &String| Ok(prompt(bench, id)?.agreement.judge(STEPS));
     let verdict = Verdict::all(prompts.iter().map(of).collect::<Result<Vec<_>>>()?);
     let (worst, own) = regret(bench, prompts)?;
-    let limit = limits::factor(Gate::Regret, arithmetic(bench))? * own;
+    let limit = limits::factor(Gate::Regret, bench.arithmetic())? * own;
     let far = (!at_most(worst, limit)).then(|| {
         format!("a choice costs {worst:.1} ulp by HF's logits, at most {limit:.1}, a factor on what HF f32's own choices cost")
     });
@@ -216,7 +215,7 @@ pub fn noise(bench: &Bench, id: &str) -> Result<Finding> {
 }
 
 fn kl_factors(bench: &Bench) -> Result<KlFactors> {
-    let class = arithmetic(bench);
+    let class = bench.arithmetic();
     let layers = bench.subject().config.num_hidden_layers as f64;
     // NPU2 arithmetic has a bias that every layer adds to.
     let median = match limits::find(Gate::KlMedian, class)? {
@@ -230,13 +229,7 @@ fn kl_factors(bench: &Bench) -> Result<KlFactors> {
 ///
 /// Errors: as [`limits::find`].
 pub fn noise_limit(bench: &Bench) -> Result<Option<f64>> {
-    limits::find(Gate::Noise, arithmetic(bench))
-}
-
-/// The arithmetic class a device label stands for.
-pub(super) fn arithmetic(bench: &Bench) -> Arithmetic {
-    // The virtual NPU computes with emu's kernels.
-    if matches!(bench.device(), "emu" | "vnpu") { Arithmetic::Ieee } else { Arithmetic::Npu2 }
+    limits::find(Gate::Noise, bench.arithmetic())
 }
 
 /// KL of the device and of HF bf16, over all steps of all `prompts`.

@@ -5,7 +5,6 @@
 
 use ndarray::Axis;
 
-use super::phase3::arithmetic;
 use super::{Bench, Finding, Subject, limits};
 use crate::check::floor::Three;
 use crate::check::tolerance::at_most;
@@ -29,7 +28,7 @@ pub struct Row {
 ///
 /// Errors: as [`limits::factor`].
 pub fn limit(bench: &Bench) -> Result<f64> {
-    limits::factor(limits::Gate::Positions, arithmetic(bench))
+    limits::factor(limits::Gate::Positions, bench.arithmetic())
 }
 
 /// The longest prompt among these.

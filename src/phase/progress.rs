@@ -106,6 +106,17 @@ pub fn enter(root: &Path, model: &str, device: &str, phase: u8, verdict: &Verdic
     Ok(path)
 }
 
+/// Phase and the word of its verdict, as `progress.md` has them; none where nothing was recorded.
+pub fn phases(root: &Path, model: &str, device: &str) -> Vec<(u8, String)> {
+    let text = std::fs::read_to_string(path(root, model, device, "progress")).unwrap_or_default();
+    let rows = text.lines().skip_while(|line| *line != PHASES_HEADER).skip(2);
+    let row = |line: &str| {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        Some((cells.next()?.parse().ok()?, cells.next()?.to_owned()))
+    };
+    rows.filter_map(row).collect()
+}
+
 /// The figures of a written document: case to (figure, value) in document order.
 ///
 /// Errors: [`Error::Io`] when it is not there, [`Error::Malformed`] for a line that is no figure.
@@ -165,6 +176,7 @@ mod tests {
         let rows: Vec<&str> = text.lines().filter(|l| l.starts_with("| 0") || l.starts_with("| 3")).collect();
         let expected = ["| 0 | PASS | steps 2/2 | `phasegate x` |", "| 3 | VACUOUS | steps 1/2 | `phasegate x` |"];
         assert_eq!(rows, expected);
+        assert_eq!(phases(root.path(), "m", "emu"), [(0, "PASS".into()), (3, "VACUOUS".into())]);
     }
 
     #[test]

@@ -70,7 +70,7 @@ fn case(model: &str, device: &str, rewrite: Rewrite, prompts: &[String], lens: &
     let options = rewrite.options(&subject.config).unwrap_or_default();
     let bench = Bench::new(subject, device, prompts, options)?;
     let mut verdict = gates(&bench, prompts, lens)?;
-    if rewrite.is_exact() && phase3::arithmetic(&bench) == Arithmetic::Ieee {
+    if rewrite.is_exact() && bench.arithmetic() == Arithmetic::Ieee {
         verdict = verdict.and(same_bits(&bench, &*Bench::shared(model, device)?, prompts)?);
     }
     Ok(Finding::of(verdict))

@@ -2,8 +2,15 @@
 //!
 //! Knows nothing of how a figure came about.
 
+pub mod bundle;
+pub mod difference;
+mod html;
 mod markdown;
 pub mod provenance;
+pub mod stored;
+mod svg;
+
+pub use html::{Page, page};
 
 use std::path::{Path, PathBuf};
 
@@ -134,6 +141,9 @@ impl Plot {
     }
 }
 
+/// Folder beside the reports that keeps the run before the last.
+pub const PREVIOUS: &str = "previous";
+
 /// Version of the JSON form: sections may be added under the same one.
 pub const SCHEMA: &str = "phasegate.report/1";
 
@@ -180,7 +190,8 @@ impl Report {
         markdown::render(self)
     }
 
-    /// Writes `<dir>/<command>-<model>-<device>.{json,md}`, each whole or not at all, and says where.
+    /// Writes `<dir>/<command>-<model>-<device>.{json,md}`, each whole or not at all, and says where. The JSON that stood
+    /// there is kept in [`PREVIOUS`].
     ///
     /// Errors: [`Error::Io`].
     pub fn write(&self, dir: &Path) -> Result<[PathBuf; 2]> {
@@ -188,6 +199,12 @@ impl Report {
         let stem = format!("{}-{}-{}", self.command, self.model, self.device);
         let json = dir.join(format!("{stem}.json"));
         let text = serde_json::to_string_pretty(self).map_err(|e| Error::malformed(&json, e.to_string()))?;
+        if json.is_file() {
+            let previous = dir.join(PREVIOUS);
+            std::fs::create_dir_all(&previous).map_err(Error::io(&previous))?;
+            let kept = previous.join(json.file_name().unwrap_or_default());
+            std::fs::rename(&json, &kept).map_err(Error::io(&kept))?;
+        }
         write_atomically(&json, text.as_bytes())?;
         let md = dir.join(format!("{stem}.md"));
         write_atomically(&md, self.markdown().as_bytes())?;

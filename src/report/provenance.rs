@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use super::bundle::ModelIdentity;
 use crate::error::Result;
 use crate::model::hashes::{sha256, sha256_file};
 use crate::phase::{Subject, bench};
+use crate::reference::Capture;
 
 /// Commit of the project under `root`, `+changes` behind it where files differ from it; `unknown` where git cannot say.
 pub fn commit(root: &Path) -> String {
@@ -33,6 +35,15 @@ pub fn weights(subject: &Subject) -> Result<String> {
     let hashes = subject.checkpoint.tensor_hashes()?;
     let lines: String = hashes.iter().map(|(name, hash)| format!("{name} {hash}\n")).collect();
     Ok(sha256(lines.as_bytes()))
+}
+
+/// What a capture's judgements rest on. Its own hashes of the weights stand for them: a run refuses any others.
+///
+/// Errors: a capture that cannot be read.
+pub fn capture(reference: &Path) -> Result<ModelIdentity> {
+    let identity = Capture::open(reference)?.identity();
+    let lines: String = identity.weights_sha256.iter().map(|(name, hash)| format!("{name} {hash}\n")).collect();
+    Ok(ModelIdentity { capture_sha256: sha256_file(reference)?, weights_sha256: sha256(lines.as_bytes()) })
 }
 
 /// Name and value of everything a model's figures rest on.

@@ -1,4 +1,4 @@
-//! Greedy runs over any [`Runner`]: teacher-forced for the gates, free-running for people. One decode loop for both.
+//! Runs over any [`Runner`]: teacher-forced for the gates, free-running for people. One decode loop for both.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ pub fn teacher_forced(runner: &mut dyn Runner, ids: &[u32], teacher: &[u32], ste
     run(runner, ids, steps, |step, _| teacher.get(step).copied())
 }
 
-/// Prefills `ids`, then feeds its own greedy choice until `steps` tokens or until `stop` says so.
+/// Prefills `ids`, then feeds its own greedy choice until `steps` tokens or until `token` says so.
 ///
 /// `masked` ids (ascending: those without a token) are never chosen. `token` sees every chosen token, in order, and may
 /// end the run by returning false.
@@ -33,10 +33,23 @@ pub fn free_run(
     ids: &[u32],
     steps: usize,
     masked: &[u32],
+    token: impl FnMut(u32) -> bool,
+) -> Result<Record> {
+    chosen_run(runner, ids, steps, |logits| argmax(logits, masked), token)
+}
+
+/// [`free_run`] with a choice of the caller's; none ends the run.
+///
+/// Errors: whatever the runner reports.
+pub fn chosen_run(
+    runner: &mut dyn Runner,
+    ids: &[u32],
+    steps: usize,
+    mut choose: impl FnMut(&[bf16]) -> Option<u32>,
     mut token: impl FnMut(u32) -> bool,
 ) -> Result<Record> {
     run(runner, ids, steps, |_, logits| {
-        let id = argmax(logits, masked)?;
+        let id = choose(logits)?;
         token(id).then_some(id)
     })
 }

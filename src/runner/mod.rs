@@ -6,23 +6,26 @@ mod cache;
 mod clock;
 mod compiled;
 mod execute;
+pub mod external;
 mod greedy;
 mod hook;
 mod host;
 mod kv;
 pub mod npu;
 mod record;
+mod sample;
 #[cfg(test)]
 mod tests;
 
 pub use alteration::{Alteration, SharedHook, Sound};
 pub use cache::{RunCache, RunKey, plan_hash};
 pub use clock::{Clock, StepTime};
-pub use greedy::{argmax, free_run, teacher_forced};
+pub use greedy::{argmax, chosen_run, free_run, teacher_forced};
 pub use hook::{Hook, StepContext, TapRecorder, TapRequest};
 pub use kv::KvCache;
 pub use npu::{NpuRunner, RunnerOptions};
 pub use record::{Record, StepTiming};
+pub use sample::{Sampler, Sampling};
 
 use half::bf16;
 

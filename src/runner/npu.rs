@@ -10,6 +10,7 @@ use half::bf16;
 
 use super::compiled::{Compiled, compile};
 use super::execute::{Run, Span};
+use super::external::{Served, protocol::Taps};
 use super::host::HostKernels;
 use super::kv::KvCache;
 use super::{Alteration, Record, Runner, SharedHook, Sound, TapRecorder, TapRequest, teacher_forced};
@@ -178,32 +179,45 @@ impl NpuRunner {
     /// layer's rows); `lNN.k_cache` and `lNN.v_cache` as they stand at the end.
     /// Errors: as [`teacher_forced`].
     pub fn record(&mut self, ids: &[u32], teacher: &[u32], steps: usize, request: &TapRequest) -> Result<Record> {
+        let (record, taps) = self.tapped(request, |runner| teacher_forced(runner, ids, teacher, steps))?;
+        let mut record = Record { taps, ..record };
+        let positions: Vec<usize> = request.kv_positions.iter().copied().filter(|&p| p < self.kv.len(0)).collect();
+        record.taps.extend(self.kv_taps(&positions));
+        Ok(record)
+    }
+
+    /// Runs `run` and keeps the rows that `request` names of its prefill, the final norm's among them.
+    fn tapped<T>(&mut self, request: &TapRequest, run: impl FnOnce(&mut Self) -> Result<T>) -> Result<(T, Taps)> {
         if request.is_empty() {
-            return teacher_forced(self, ids, teacher, steps);
+            return Ok((run(self)?, Taps::new()));
         }
         let recorder = Arc::new(Mutex::new(TapRecorder::new(request.clone())));
-        let result = self.with_hook(recorder.clone(), |runner| teacher_forced(runner, ids, teacher, steps));
-        let mut record = result?;
-        record.taps = recorder.lock().unwrap_or_else(|e| e.into_inner()).taps().clone();
+        let result = self.with_hook(recorder.clone(), run)?;
+        let mut taps = recorder.lock().unwrap_or_else(|e| e.into_inner()).taps().clone();
         let last = format!("l{:02}.output", self.config.num_hidden_layers - 1);
-        if let Some(rows) = record.taps.get(&last) {
+        if let Some(rows) = taps.get(&last) {
             let mut normed = rows.clone();
             for mut row in normed.rows_mut() {
                 let out = self.host.final_norm(&row.to_vec());
                 row.assign(&ndarray::ArrayView1::from(&out));
             }
-            record.taps.insert("final_norm".into(), normed);
+            taps.insert("final_norm".into(), normed);
         }
+        Ok((result, taps))
+    }
+
+    /// The KV rows at `positions`, all of which are there.
+    fn kv_taps(&self, positions: &[usize]) -> Taps {
         let dim = self.config.kv_dim();
-        let positions: Vec<usize> = request.kv_positions.iter().copied().filter(|&p| p < self.kv.len(0)).collect();
+        let mut taps = Taps::new();
         for layer in (0..self.kv.layers()).filter(|_| !positions.is_empty()) {
             for (name, all) in [("k_cache", self.kv.keys(layer)), ("v_cache", self.kv.values(layer))] {
                 let rows = positions.iter().flat_map(|&p| all[p * dim..(p + 1) * dim].iter().copied()).collect();
                 let rows = ndarray::Array2::from_shape_vec((positions.len(), dim), rows).expect("rows of one width");
-                record.taps.insert(format!("l{layer:02}.{name}"), rows);
+                taps.insert(format!("l{layer:02}.{name}"), rows);
             }
         }
-        Ok(record)
+        taps
     }
 
     fn bucket_for(&self, len: usize) -> Result<(usize, &Compiled)> {
@@ -270,7 +284,31 @@ impl Runner for NpuRunner {
     }
 }
 
+impl Served for NpuRunner {
+    fn prefill_with_layers(&mut self, ids: &[u32], positions: &[usize]) -> Result<(Vec<bf16>, Taps)> {
+        self.check_positions(positions, ids.len())?;
+        let request = TapRequest { layer_positions: positions.to_vec(), ..TapRequest::default() };
+        self.tapped(&request, |runner| runner.prefill(ids))
+    }
+
+    fn kv_rows(&mut self, positions: &[usize]) -> Result<Taps> {
+        self.check_positions(positions, self.kv.len(0))?;
+        Ok(self.kv_taps(positions))
+    }
+}
+
 impl NpuRunner {
+    fn check_positions(&self, positions: &[usize], end: usize) -> Result<()> {
+        match positions.iter().find(|&&p| p >= end) {
+            None => Ok(()),
+            Some(p) => Err(Error::Usage {
+                what: "position".into(),
+                found: p.to_string(),
+                expected: format!("less than {end}, the positions there are"),
+            }),
+        }
+    }
+
     fn check_ids(&self, ids: &[u32]) -> Result<()> {
         match ids.iter().find(|&&id| id as usize >= self.config.vocab_size) {
             None => Ok(()),

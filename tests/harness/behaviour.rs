@@ -1,9 +1,10 @@
 //! What a suite shows to the world, one function a claim.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use assert_cmd::assert::Assert;
 use phasegate::harness::Failed;
+use phasegate::report::bundle::{Merged, merge};
 use phasegate::settings;
 use predicates::prelude::*;
 use predicates::str::contains;
@@ -34,6 +35,9 @@ pub const TESTS: &[(&str, Test)] = &[
     ("baseline::failed_gate_writes_nothing", failed_gate_writes_nothing),
     ("baseline::orphans_fail", orphans_fail),
     ("baseline::unselected_and_missing_own_theirs", unselected_and_missing_own_theirs),
+    ("bundle::two_shards_are_one_run", two_shards_are_one_run),
+    ("bundle::failures_and_gaps_are_told", failures_and_gaps_are_told),
+    ("bundle::another_selection_is_refused", another_selection_is_refused),
 ];
 
 /// A folder for one sample's snapshots, and the sample started in it.
@@ -312,4 +316,46 @@ fn unselected_and_missing_own_theirs() -> Result<(), Failed> {
     sample.run(&[], &[(settings::MODELS, "tiny")])?.success();
     sample.run(&["meta::snapshots"], &[])?.success();
     Ok(())
+}
+
+/// The bundle that a run of the sample left, with these arguments.
+fn bundled(sample: &Sample, name: &str, args: &[&str], env: &[(&str, &str)]) -> Result<PathBuf, Failed> {
+    let dir = sample.root.path().join(name);
+    let text = dir.to_string_lossy().into_owned();
+    sample.run(args, &[env, &[(settings::BUNDLE, text.as_str())]].concat())?;
+    Ok(dir)
+}
+
+fn two_shards_are_one_run() -> Result<(), Failed> {
+    let sample = Sample::new("good")?.accept()?;
+    let whole = merge(&[bundled(&sample, "whole", &[], &[])?]).map_err(|e| e.to_string())?;
+    let one = bundled(&sample, "one", &["measure"], &[])?;
+    let two = bundled(&sample, "two", &["--skip", "measure"], &[])?;
+    let both = merge(&[one, two]).map_err(|e| e.to_string())?;
+    let known = |merged: &Merged| -> Vec<_> {
+        merged.cases.iter().map(|(key, c)| (key.clone(), c.passed, c.message.clone(), c.figures.clone())).collect()
+    };
+    same(known(&both), known(&whole))?;
+    same((both.verdict().to_string(), both.bundles), ("PASS (cases 5/5)".to_owned(), 2))?;
+    let figures = known(&both).into_iter().find(|c| c.0.1 == "measure::emu").map(|c| c.3);
+    same(figures.as_deref(), Some("cosine 9.99100000e-1\nmax_abs 1.00000e-2\nsteps 32"))
+}
+
+fn failures_and_gaps_are_told() -> Result<(), Failed> {
+    let sample = Sample::new("broken")?;
+    let failed = merge(&[bundled(&sample, "failed", &[], &[])?]).map_err(|e| e.to_string())?;
+    let reasons = failed.verdict().reasons().join(" ");
+    same((failed.verdict().outcome().word(), reasons.contains("gate says no")), ("FAIL", true))?;
+    let sample = Sample::new("good")?.accept()?;
+    let part = merge(&[bundled(&sample, "part", &["measure"], &[])?]).map_err(|e| e.to_string())?;
+    same(part.verdict().to_string(), "VACUOUS: compared 1 of 5 cases (cases 1/5)".to_owned())
+}
+
+fn another_selection_is_refused() -> Result<(), Failed> {
+    let sample = Sample::new("good")?.accept()?;
+    let one = bundled(&sample, "one", &["measure"], &[])?;
+    let two = bundled(&sample, "two", &["--skip", "measure"], &[(settings::DEVICES, "emu,emu_npu2")])?;
+    let refused = merge(&[one, two]).map(|_| ()).map_err(|e| e.to_string());
+    let text = refused.err().unwrap_or_default();
+    same((text.contains("devices and datapaths"), text.contains("emu_npu2")), (true, true))
 }

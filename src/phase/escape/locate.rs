@@ -4,7 +4,7 @@ use super::gates::Walked;
 use crate::check::tolerance::at_most;
 use crate::device::Arithmetic;
 use crate::error::Result;
-use crate::phase::{Bench, Subject, added, decode, kv_rows, phase3, positions};
+use crate::phase::{Bench, Subject, added, decode, kv_rows, positions};
 
 /// What the lenses say of one run: the first of each that is off.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
@@ -56,7 +56,7 @@ pub(super) fn look(bench: &Bench, lens: &[String], walked: &Walked, place: &mut 
         place.position = off.map(|row| row.position);
     }
     // A lens may look closer than the gate does.
-    let most = match phase3::arithmetic(bench) {
+    let most = match bench.arithmetic() {
         Arithmetic::Ieee => CLOSE * decode::hf_distance(bench)?.median,
         Arithmetic::Npu2 => decode::limits(bench)?.0,
     };
