@@ -6,7 +6,6 @@ use std::sync::Arc;
 use ndarray::{Array2, Axis};
 
 use super::Bench;
-use super::phase3::arithmetic;
 use crate::check::Verdict;
 use crate::device::Arithmetic;
 use crate::error::Result;
@@ -68,7 +67,7 @@ pub fn hear(bench: &Bench, prompt: &str) -> Result<Hearing> {
 
 /// How many times as far from the truth as HF bf16 a sound device of this class may be.
 fn allowed(bench: &Bench) -> f64 {
-    match arithmetic(bench) {
+    match bench.arithmetic() {
         Arithmetic::Ieee => 2.0,
         Arithmetic::Npu2 => 40.0,
     }

@@ -84,7 +84,7 @@ pub fn page(page: &Page<'_>) -> Result<String> {
 fn culprits(report: &Stored) -> Vec<String> {
     let first = |plot: &Plot| {
         let limit = plot.limit?;
-        let beyond = plot.series.iter().flat_map(|s| s.points.iter().filter(|(_, y)| !(*y <= limit)).take(1));
+        let beyond = plot.series.iter().flat_map(|s| s.points.iter().filter(|(_, y)| y.is_nan() || *y > limit).take(1));
         let &(x, y) = beyond.min_by(|a, b| a.0.total_cmp(&b.0))?;
         Some(format!(
             "{}: {} is first beyond its limit at {} {x}: {} > {limit}",

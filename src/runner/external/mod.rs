@@ -105,7 +105,7 @@ impl ExternalRunner {
         let (layers, kv) = (can("layers"), can("kv"));
         let positions: Vec<usize> = request.layer_positions.iter().copied().filter(|&p| p < ids.len()).collect();
         let file = self.files.path().join("layers.safetensors");
-        self.wanted = (layers && !positions.is_empty()).then(|| Rows { positions, file });
+        self.wanted = (layers && !positions.is_empty()).then_some(Rows { positions, file });
         let wanted = self.wanted.clone();
         let mut record = teacher_forced(self, ids, teacher, steps)?;
         if let Some(rows) = wanted {

@@ -139,8 +139,8 @@ impl Numbers {
 
 fn to_bf16(dtype: &str, bytes: &[u8]) -> std::result::Result<Vec<bf16>, String> {
     match dtype {
-        "bf16" if bytes.len() % 2 == 0 => Ok(tensor::bf16_from_le_bytes(bytes)),
-        "f32" if bytes.len() % 4 == 0 => {
+        "bf16" if bytes.len().is_multiple_of(2) => Ok(tensor::bf16_from_le_bytes(bytes)),
+        "f32" if bytes.len().is_multiple_of(4) => {
             let value = |b: &[u8]| bf16::from_f32(f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
             Ok(bytes.chunks_exact(4).map(value).collect())
         }
@@ -211,7 +211,7 @@ mod tests {
     fn numbers_survive_and_f32_is_rounded_to_nearest_even() {
         let values: Vec<bf16> = [1.0, -2.5, f32::INFINITY].map(bf16::from_f32).into();
         assert_eq!(Numbers::of(&values).values().unwrap(), values);
-        let f32s: Vec<u8> = [1.00390625f32, 1.01171875].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let f32s: Vec<u8> = [1.0 + 1.0 / 256.0, 1.0 + 3.0f32 / 256.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         let numbers = Numbers { dtype: "f32".into(), base64: STANDARD.encode(f32s) };
         assert_eq!(numbers.values().unwrap(), [1.0, 1.015625].map(bf16::from_f32));
     }
