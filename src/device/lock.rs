@@ -194,8 +194,7 @@ mod tests {
     fn end(mut child: Child) {
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
         for pid in children.split_whitespace() {
-            // SAFETY: a child of our own child.
-            unsafe { libc::kill(pid.parse().unwrap(), libc::SIGKILL) };
+            Command::new("kill").args(["-9", pid]).status().unwrap();
         }
         child.wait().unwrap();
     }

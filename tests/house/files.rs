@@ -112,6 +112,7 @@ fn a_machine_path_is_told_from_a_longer_one() {
 const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("src/compute/", "SIMD intrinsics"),
     ("src/device/emu/", "buffers shared with the worker pool"),
+    ("src/device/npu/", "foreign functions"),
     ("src/model/safetensors_file.rs", "memory map"),
     ("src/model/fetch/convert.rs", "memory map"),
     ("benches/model.rs", "CPU time of the process"),

@@ -4,18 +4,20 @@
 //! Only here is XRT used. Nothing that a dispatch wrote is handed out unless the dispatch completed; after a time-out no
 //! later result of this process is.
 
+mod contexts;
 pub mod handles;
 mod memory;
 mod open;
 pub mod run;
 
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use xrt_sys::Failure;
 
-use self::handles::{Context, Device as XrtDevice, ElfImage, Kernel};
+use self::contexts::{Contexts, Loaded};
+use self::handles::{Device as XrtDevice, ElfImage, Kernel};
 use self::memory::{Memory, Place};
 use self::run::{Ended, Run};
 use super::launch::check_launch;
@@ -26,11 +28,6 @@ use crate::kernel::cache::KernelCache;
 use crate::kernel::contract::{ArgumentLayout, ArgumentRole, Contract};
 
 pub use open::{Label, unavailable};
-
-/// Hardware contexts kept at a time; an NPU2 has this many for all its processes, so that fewer may be had.
-///
-/// Source: the amdxdna driver's limit on Strix.
-const CONTEXTS: usize = 16;
 
 /// OS/ABI of an ELF for AIE2P.
 const AIE2P: u32 = 69;
@@ -45,20 +42,9 @@ struct Prepared {
     buffers: Vec<BufferHandle>,
 }
 
-/// A dispatch's ELF in a hardware context of its own, least recently used first.
-struct Loaded {
-    hash: String,
-    /// None only while it is in flight.
-    run: Option<Run>,
-    /// What its arguments are set to.
-    bound: Vec<Option<Place>>,
-    _kernel: Kernel,
-    _context: Context,
-}
-
 /// Everything that must outlive a run which never ended.
 struct Inner {
-    loaded: Vec<Loaded>,
+    contexts: Contexts,
     memory: Memory,
     device: XrtDevice,
     _lock: Option<Arc<DeviceLock>>,
@@ -100,34 +86,23 @@ impl NpuDevice {
     /// Where a dispatch's ELF stands in the list of loaded ones, which is its end.
     ///
     /// Errors: those of the kernel cache, and of an ELF that is not what its contract says.
-    fn load(&mut self, handle: DispatchHandle) -> Result<usize> {
+    fn load(&self, handle: DispatchHandle, loaded: &mut Vec<Loaded>) -> Result<usize> {
         let prepared = self.prepared(handle)?;
-        if let Some(at) = self.inner.loaded.iter().position(|loaded| loaded.hash == prepared.hash) {
-            self.inner.loaded[at..].rotate_left(1);
-            return Ok(self.inner.loaded.len() - 1);
+        if let Some(at) = loaded.iter().position(|known| known.hash == prepared.hash) {
+            loaded[at..].rotate_left(1);
+            return Ok(loaded.len() - 1);
         }
-        let (hash, arguments) = (prepared.hash.clone(), prepared.contract.args.len());
-        let (image, kernel_name) = self.image(&self.prepared[handle.0])?;
-        let loaded = &mut self.inner.loaded;
-        if loaded.len() >= CONTEXTS {
-            loaded.remove(0);
-        }
-        // Other processes have contexts too: give ours back one by one until there is room.
-        let context = loop {
-            match Context::new(&self.inner.device, &image) {
-                Ok(context) => break context,
-                Err(failure) if failure.code == libc::ENOSPC && !self.inner.loaded.is_empty() => {
-                    self.inner.loaded.remove(0);
-                }
-                Err(failure) => return Err(self.explain(&prepared_name(&self.prepared[handle.0]), &failure)),
-            }
-        };
-        let kernel = Kernel::of_elf(&context, &kernel_name);
-        let run = kernel.and_then(|kernel| Ok((Run::new(&kernel, arguments)?, kernel)));
-        let (run, kernel) = run.map_err(|failure| self.explain(&prepared_name(&self.prepared[handle.0]), &failure))?;
-        let bound = vec![None; arguments];
-        self.inner.loaded.push(Loaded { hash, run: Some(run), bound, _kernel: kernel, _context: context });
-        Ok(self.inner.loaded.len() - 1)
+        let arguments = prepared.contract.args.len();
+        let (image, kernel_name) = self.image(prepared)?;
+        let made = contexts::create(&self.inner.device, &image, loaded).and_then(|context| {
+            let kernel = Kernel::of_elf(&context, &kernel_name)?;
+            let run = Some(Run::new(&kernel, arguments)?);
+            let (hash, bound) = (prepared.hash.clone(), vec![None; arguments]);
+            Ok(Loaded { hash, run, bound, _kernel: kernel, _context: context })
+        });
+        let what = || format!("{} ({})", prepared.name, prepared.contract.describe());
+        loaded.push(made.map_err(|failure| self.explain(&what(), &failure))?);
+        Ok(loaded.len() - 1)
     }
 
     /// A dispatch's ELF, held against its contract, and the kernel to open in it.
@@ -172,23 +147,17 @@ impl NpuDevice {
     }
 
     /// Sets what has changed since the last run of the same ELF.
-    fn bind(&mut self, loaded: usize, places: Vec<Place>) -> std::result::Result<(), Failure> {
-        let Inner { loaded: all, memory, .. } = &mut *self.inner;
-        let Loaded { run, bound, .. } = &mut all[loaded];
-        let Some(run) = run else { return Ok(()) };
+    fn bind(&self, loaded: &mut Loaded, places: Vec<Place>) -> std::result::Result<(), Failure> {
+        let Loaded { run: Some(run), bound, .. } = loaded else { return Ok(()) };
         for (argument, place) in places.into_iter().enumerate() {
             if bound[argument] != Some(place) {
                 bound[argument] = None;
-                run.set(argument, memory.bo(place))?;
+                run.set(argument, self.inner.memory.bo(place))?;
                 bound[argument] = Some(place);
             }
         }
         Ok(())
     }
-}
-
-fn prepared_name(prepared: &Prepared) -> String {
-    format!("{} ({})", prepared.name, prepared.contract.describe())
 }
 
 impl Device for NpuDevice {
@@ -272,30 +241,32 @@ impl Device for NpuDevice {
             let name = self.prepared(dispatch)?.name.clone();
             return Err(self.incomplete(&name, earlier, Duration::ZERO));
         }
-        let at = self.load(dispatch)?;
+        let contexts = self.inner.contexts.clone();
+        let mut loaded = contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.load(dispatch, &mut loaded)?;
         let prepared = &self.prepared[dispatch.0];
         let places = match self.inner.memory.places(&prepared.contract, &prepared.buffers) {
             Ok(places) => places,
             Err(unwritten) => return self.fail(format!("{}: {unwritten}", prepared.name)),
         };
         let name = prepared.name.clone();
-        if let Err(failure) = self.bind(at, places) {
-            self.inner.loaded.remove(at);
+        if let Err(failure) = self.bind(&mut loaded[at], places) {
+            loaded.remove(at);
             return Err(self.explain(&name, &failure));
         }
-        let Some(run) = self.inner.loaded[at].run.take() else {
+        let Some(run) = loaded[at].run.take() else {
             return self.fail(format!("{name}: already in flight"));
         };
         let in_flight = match run.start() {
             Ok(in_flight) => in_flight,
             Err((_, why)) => {
-                self.inner.loaded.remove(at);
+                loaded.remove(at);
                 return Err(self.incomplete(&name, format!("not started: {why}"), Duration::ZERO));
             }
         };
         match in_flight.wait(self.timeout) {
             Ended::Completed(run, elapsed) => {
-                self.inner.loaded[at].run = Some(run);
+                loaded[at].run = Some(run);
                 let prepared = &self.prepared[dispatch.0];
                 for (argument, &buffer) in prepared.contract.args.iter().zip(&prepared.buffers) {
                     if matches!(argument.role, ArgumentRole::Output | ArgumentRole::InOut) {
@@ -309,7 +280,7 @@ impl Device for NpuDevice {
             Ended::Failed { run, state, elapsed, reset } => {
                 // Its context goes with it: the next run of this ELF gets a fresh one.
                 drop(run);
-                self.inner.loaded.remove(at);
+                loaded.remove(at);
                 if reset {
                     open::set_taint(&format!("{name}: {state}"));
                 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use xrt_sys::{BUILT_WITH_XRT, Failure, XRT_VERSION};
 
 use super::handles::{self, Device as XrtDevice, Info};
-use super::{Inner, NpuDevice};
+use super::{Inner, NpuDevice, contexts};
 use crate::device::lock::{DeviceLock, LockOptions};
 use crate::device::{Arithmetic, Counters, DeviceInfo};
 use crate::error::{Error, Result};
@@ -162,7 +162,7 @@ impl NpuDevice {
             Label::Vnpu => Arithmetic::Ieee,
         };
         let info = DeviceInfo { label: device_label, arithmetic, description };
-        let inner = Inner { loaded: vec![], memory: Default::default(), device, _lock: lock };
+        let inner = Inner { contexts: contexts::register(), memory: Default::default(), device, _lock: lock };
         Ok(NpuDevice {
             info,
             cache,
