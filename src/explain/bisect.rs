@@ -15,7 +15,7 @@ use super::trace::{Segment, Stage, Trace};
 use crate::check::tolerance::at_most;
 use crate::error::{Error, Result};
 use crate::plan::{HostOp, Op, Plan, Step};
-use crate::runner::{Alteration, NpuRunner, Sound};
+use crate::runner::{Alteration, NpuRunner, Runner, Sound};
 
 /// A layer's output may be this many times as far from the truth as a sound run's.
 ///
@@ -110,84 +110,104 @@ impl Bisect {
 /// Errors: those of the runs.
 pub fn bisect(lab: &Lab, device: &str, sound: &str, script: &Script, altered: &dyn Alteration) -> Result<Bisect> {
     let truth = forward(&lab.config, &*lab.weights, &script.sequence(), script.ids.len())?;
-    let mut bench = Swapped::new(lab, device, script, altered, None)?;
+    let mut bench = Swapped::new(lab, device, script, altered);
     let (observed, observed_off) = bench.run(&[])?;
-    let mut other = Swapped::new(lab, sound, script, &Sound, None)?;
-    let (clean, clean_off) = other.run(&[])?;
+    let (clean, clean_off) = Swapped::new(lab, sound, script, &Sound).run(&[])?;
     let measure = Measure { truth: &truth, clean: &clean, script };
+    let seen = Seen { measure, observed, observed_off, clean_off };
     let layers = lab.config.num_hidden_layers;
-    let ratios: Vec<Vec<f64>> =
-        (0..layers).map(|l| measure.steps(&observed, &format!("l{l:02}.mlp_add"))).collect::<Result<_>>()?;
-    let logits = measure.steps(&observed, "lm_head")?;
-    let steps = script.teacher.len() + 1;
-    let bad = |x: f64| !at_most(x, LAYER);
-    let first = (0..steps).find_map(|step| {
-        let layer = ratios.iter().position(|row| bad(row[step]));
-        layer.map(|l| (step, Some(l))).or_else(|| bad(logits[step]).then_some((step, None)))
+    let ratios: Vec<Vec<f64>> = (0..layers).map(|l| seen.steps(&output_of(Some(l)))).collect::<Result<_>>()?;
+    let logits = seen.steps(&output_of(None))?;
+    let first = (0..logits.len()).find_map(|step| {
+        let layer = ratios.iter().position(|row| is_off(row[step]));
+        layer.map(|l| (step, Some(l))).or_else(|| is_off(logits[step]).then_some((step, None)))
     });
-    let added = |name: &str, stage: Stage| -> (f64, f64) {
-        let of = |off: &Offs| off.get(&(stage, name.to_owned())).map_or(0.0, |off| off.rel_l2());
-        let (found, own) = (of(&observed_off), of(&clean_off));
-        (found, found / own.max(ROUNDING))
-    };
-    // Where no output is off, a launch may still be: look at them all.
-    let plans = bench.names(first.is_none_or(|(step, _)| step == 0));
-    let adds = |stage: Stage, names: &[(Option<usize>, String)]| {
-        names.iter().find(|(_, name)| !at_most(added(name, stage).1, LAUNCH)).cloned()
-    };
-    let (step, layer, stage) = match first {
-        Some((step, layer)) => (Some(step), layer, if step == 0 { Stage::Prefill } else { Stage::Decode }),
-        None => {
-            let prefill = adds(Stage::Prefill, &plans).map(|(layer, _)| (0, layer, Stage::Prefill));
-            let decode = || adds(Stage::Decode, &bench.names(false)).map(|(layer, _)| (1, layer, Stage::Decode));
-            match prefill.or_else(decode) {
-                Some((step, layer, stage)) => (Some(step), layer, stage),
-                None => {
-                    return Ok(Bisect {
-                        step: None,
-                        layer: None,
-                        ratios,
-                        logits,
-                        rows: vec![],
-                        culprit: None,
-                        refused: None,
-                    });
-                }
-            }
-        }
-    };
-    let step = step.unwrap_or(0);
-    let names = suspects(&bench.names(stage == Stage::Prefill), layer);
-    let metric = layer.map_or("lm_head".to_owned(), |l| format!("l{l:02}.mlp_add"));
-    let mut rows: Vec<Row> = vec![];
-    let mut swapped: Vec<String> = vec![];
-    let mut before = measure.steps(&observed, &metric)?[step];
+    let mut found = Bisect { step: None, layer: None, ratios, logits, rows: vec![], culprit: None, refused: None };
+    // Where no output is off, a launch may still be.
+    let Some((step, layer)) = first.or_else(|| seen.first_launch(&bench)) else { return Ok(found) };
+    (found.step, found.layer) = (Some(step), layer);
+    (found.rows, found.culprit) = swap(&mut bench, &seen, step, layer)?;
+    Ok(found)
+}
+
+fn is_off(ratio: f64) -> bool {
+    !at_most(ratio, LAYER)
+}
+
+/// The call site whose output is a layer's, or the model's.
+fn output_of(layer: Option<usize>) -> String {
+    layer.map_or("lm_head".to_owned(), |l| format!("l{l:02}.mlp_add"))
+}
+
+/// Answers the launches of one layer by the oracle, one more at a time.
+fn swap(
+    bench: &mut Swapped<'_>,
+    seen: &Seen<'_>,
+    step: usize,
+    layer: Option<usize>,
+) -> Result<(Vec<Row>, Option<String>)> {
+    let stage = if step == 0 { Stage::Prefill } else { Stage::Decode };
+    let output = output_of(layer);
+    let mut before = seen.steps(&output)?[step];
     // The others have been looked at; behind the layers there is none to look at again.
     bench.layer = layer.or(Some(usize::MAX));
-    let mut restored = None;
-    for name in names {
+    let (mut rows, mut swapped, mut restored): (Vec<Row>, Vec<String>, Option<String>) = Default::default();
+    for name in suspects(bench.names(stage == Stage::Prefill), layer) {
         swapped.push(name.clone());
         let after = match restored {
             // All behind it is swapped for nothing.
             Some(_) => before,
-            None => measure.steps(&bench.run(&swapped)?.0, &metric)?[step],
+            None => seen.measure.steps(&bench.run(&swapped)?.0, &output)?[step],
         };
-        if restored.is_none() && bad(before) && !bad(after) {
+        if restored.is_none() && is_off(before) && !is_off(after) {
             restored = Some(name.clone());
         }
-        // The cache is filled by prefill, whose own append may be what is wrong.
-        let of_stage = added(&name, stage);
-        let (own, over) = if name.ends_with("kv_append") && added(&name, Stage::Prefill).1 > of_stage.1 {
-            added(&name, Stage::Prefill)
-        } else {
-            of_stage
-        };
-        let total = measure.total(&observed, stage, step, &name)?;
-        rows.push(Row { launch: name, before, after, added: own, added_over_sound: over, total });
+        let (added, added_over_sound) = seen.added_anywhere(&name, stage);
+        let total = seen.measure.total(&seen.observed, stage, step, &name)?;
+        rows.push(Row { launch: name, before, after, added, added_over_sound, total });
         before = after;
     }
     let culprit = restored.or_else(|| rows.iter().find(|row| row.adds()).map(|row| row.launch.clone()));
-    Ok(Bisect { step: Some(step), layer, ratios, logits, rows, culprit, refused: None })
+    Ok((rows, culprit))
+}
+
+/// What the run in question and the sound one have left.
+struct Seen<'a> {
+    measure: Measure<'a>,
+    observed: Trace,
+    observed_off: Offs,
+    clean_off: Offs,
+}
+
+impl Seen<'_> {
+    /// Distance of one site's output at each step.
+    fn steps(&self, name: &str) -> Result<Vec<f64>> {
+        self.measure.steps(&self.observed, name)
+    }
+
+    /// Distance of a launch from the oracle on its own inputs, alone and over a sound run's.
+    fn added(&self, name: &str, stage: Stage) -> (f64, f64) {
+        let of = |off: &Offs| off.get(&(stage, name.to_owned())).map_or(0.0, |off| off.rel_l2());
+        let (found, own) = (of(&self.observed_off), of(&self.clean_off));
+        (found, found / own.max(ROUNDING))
+    }
+
+    /// The cache is filled by prefill, whose own append may be what is wrong at a decode step.
+    fn added_anywhere(&self, name: &str, stage: Stage) -> (f64, f64) {
+        let here = self.added(name, stage);
+        let filled = self.added(name, Stage::Prefill);
+        if name.ends_with("kv_append") && filled.1 > here.1 { filled } else { here }
+    }
+
+    /// Step and layer of the first launch that adds error of its own.
+    fn first_launch(&self, bench: &Swapped<'_>) -> Option<(usize, Option<usize>)> {
+        let stages = [(0, Stage::Prefill), (1, Stage::Decode)];
+        stages.into_iter().find_map(|(step, stage)| {
+            let names = bench.names(stage == Stage::Prefill).iter();
+            let adds = |(_, name): &&(Option<usize>, String)| !at_most(self.added(name, stage).1, LAUNCH);
+            names.clone().find(adds).map(|(layer, _)| (step, *layer))
+        })
+    }
 }
 
 /// The launches of a layer in order, with what belongs to no layer and comes before it; behind the layers: the rest.
@@ -208,20 +228,15 @@ struct Swapped<'a> {
     device: &'a str,
     script: &'a Script,
     altered: &'a dyn Alteration,
+    /// The layer whose launches are held against the oracle; none: all.
     layer: Option<usize>,
     prefill: Vec<(Option<usize>, String)>,
     decode: Vec<(Option<usize>, String)>,
 }
 
 impl<'a> Swapped<'a> {
-    fn new(
-        lab: &'a Lab,
-        device: &'a str,
-        script: &'a Script,
-        altered: &'a dyn Alteration,
-        layer: Option<usize>,
-    ) -> Result<Swapped<'a>> {
-        Ok(Swapped { lab, device, script, altered, layer, prefill: vec![], decode: vec![] })
+    fn new(lab: &'a Lab, device: &'a str, script: &'a Script, altered: &'a dyn Alteration) -> Swapped<'a> {
+        Swapped { lab, device, script, altered, layer: None, prefill: vec![], decode: vec![] }
     }
 
     fn runner(&mut self) -> Result<NpuRunner> {
@@ -237,8 +252,8 @@ impl<'a> Swapped<'a> {
         Ok(runner)
     }
 
-    fn names(&self, prefill: bool) -> Vec<(Option<usize>, String)> {
-        if prefill { self.prefill.clone() } else { self.decode.clone() }
+    fn names(&self, prefill: bool) -> &[(Option<usize>, String)] {
+        if prefill { &self.prefill } else { &self.decode }
     }
 
     fn run(&mut self, swapped: &[String]) -> Result<(Trace, Offs)> {
@@ -250,22 +265,12 @@ impl<'a> Swapped<'a> {
         let script = Script { before: vec![], ..self.script.clone() };
         if !self.script.before.is_empty() {
             // Without a swap: what this prompt leaves behind is part of the fault.
-            runner.prefill_only(&self.altered.prompt(&self.script.before))?;
+            runner.prefill(&self.altered.prompt(&self.script.before))?;
         }
         runner.add_hook(swapper.clone());
         let trace = trace(&mut runner, &script, self.altered)?;
         let off = std::mem::take(&mut swapper.lock().unwrap_or_else(PoisonError::into_inner).off);
         Ok((trace, off))
-    }
-}
-
-trait PrefillOnly {
-    fn prefill_only(&mut self, ids: &[u32]) -> Result<()>;
-}
-
-impl PrefillOnly for NpuRunner {
-    fn prefill_only(&mut self, ids: &[u32]) -> Result<()> {
-        crate::runner::Runner::prefill(self, ids).map(drop)
     }
 }
 
