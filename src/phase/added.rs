@@ -120,9 +120,9 @@ pub fn judge(bench: &Bench, prompts: &[String]) -> Result<Finding> {
 
 /// The most a layer may add, over HF bf16's own first layer.
 ///
-/// Errors: as [`limits::factor`].
+/// Errors: as [`limits::required`].
 pub fn limit(bench: &Bench) -> Result<f64> {
-    limits::factor(limits::Gate::Added, bench.arithmetic())
+    limits::required(bench, limits::Gate::Added)
 }
 
 /// The taps of layer 0 in order of computation, each over HF bf16's own distance.

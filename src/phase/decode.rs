@@ -21,13 +21,11 @@ const UNRELATED: f64 = 1.0;
 /// that may be x times the floor in KL may be the root of x times in distance. As with KL that is known of the median; a
 /// single position of that class beyond it is a warning, unless its logits are [`UNRELATED`].
 fn factor(bench: &Bench) -> Result<f64> {
-    let same_kernels = limits::factor(limits::Gate::Decode, Arithmetic::Ieee)?;
+    let layers = bench.subject().config.num_hidden_layers;
+    let same_kernels = limits::of(limits::Gate::Decode, Arithmetic::Ieee, layers)?;
     Ok(match bench.arithmetic() {
         Arithmetic::Ieee => same_kernels,
-        class @ Arithmetic::Npu2 => {
-            let per_layer = limits::factor(limits::Gate::KlMedianPerLayer, class)?;
-            same_kernels * (per_layer * bench.subject().config.num_hidden_layers as f64).sqrt()
-        }
+        Arithmetic::Npu2 => same_kernels * limits::required(bench, limits::Gate::KlMedian)?.sqrt(),
     })
 }
 

@@ -32,9 +32,9 @@ pub struct Rows {
 
 /// The most that a head's rows may be, over HF bf16's own distance to HF f32.
 ///
-/// Errors: as [`limits::factor`].
+/// Errors: as [`limits::required`].
 pub fn limit(bench: &Bench) -> Result<f64> {
-    limits::factor(limits::Gate::Kv, bench.arithmetic())
+    limits::required(bench, limits::Gate::Kv)
 }
 
 /// Every head of every layer of one lens prompt, rows of prefill and of decode apart.

@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
+use super::Bench;
 use crate::device::Arithmetic;
 use crate::error::{Error, Result};
 use crate::settings;
@@ -21,8 +22,6 @@ const FILE: &str = "fixtures/limits.toml";
 pub enum Gate {
     /// Median KL over HF bf16's own.
     KlMedian,
-    /// Median KL over HF bf16's own, per layer of the model.
-    KlMedianPerLayer,
     /// 95th percentile of the KL over HF bf16's own.
     KlP95,
     /// A layer's distance to HF f32 over HF bf16's own.
@@ -37,6 +36,8 @@ pub enum Gate {
     Regret,
     /// Distance of decode from prefill over HF's own.
     Decode,
+    /// 1 - HF's perplexity over the device's.
+    PerplexityLoss,
 }
 
 /// One line of the ledger.
@@ -47,6 +48,9 @@ pub struct Entry {
     /// `ieee` or `npu2`.
     pub arithmetic: String,
     pub factor: f64,
+    /// The factor is multiplied by the model's number of layers: a bias that every layer adds to.
+    #[serde(default)]
+    pub per_layer: bool,
     /// What was measured, and what a fault that must be seen has.
     pub evidence: String,
     /// Why more is allowed than before.
@@ -75,20 +79,27 @@ pub fn ledger() -> Result<&'static [Entry]> {
     LEDGER.as_deref().map_err(|why| Error::malformed(FILE, why.clone()))
 }
 
-/// The factor in force, where the class has one.
+/// The factor in force for a model of so many layers, where the class has one.
 ///
 /// Errors: as [`ledger`].
-pub fn find(gate: Gate, arithmetic: Arithmetic) -> Result<Option<f64>> {
-    let of_class = |entry: &&Entry| entry.gate == gate && entry.arithmetic == arithmetic.label();
-    Ok(ledger()?.iter().rev().find(of_class).map(|entry| entry.factor))
+pub fn find(gate: Gate, arithmetic: Arithmetic, layers: usize) -> Result<Option<f64>> {
+    let entries = ledger()?.iter().filter(|entry| entry.gate == gate && entry.arithmetic == arithmetic.label());
+    Ok(entries.last().map(|entry| if entry.per_layer { entry.factor * layers as f64 } else { entry.factor }))
 }
 
-/// The factor in force.
+/// The factor in force for a model of so many layers.
 ///
 /// Errors: as [`ledger`]; [`Error::Malformed`] where the class has none.
-pub fn factor(gate: Gate, arithmetic: Arithmetic) -> Result<f64> {
+pub fn of(gate: Gate, arithmetic: Arithmetic, layers: usize) -> Result<f64> {
     let none = || Error::malformed(FILE, format!("no entry of {gate:?} for {} arithmetic", arithmetic.label()));
-    find(gate, arithmetic)?.ok_or_else(none)
+    find(gate, arithmetic, layers)?.ok_or_else(none)
+}
+
+/// The factor in force for a bench's model and device.
+///
+/// Errors: as [`ledger`]; [`Error::Malformed`] where the class has none.
+pub fn required(bench: &Bench, gate: Gate) -> Result<f64> {
+    of(gate, bench.arithmetic(), bench.subject().config.num_hidden_layers)
 }
 
 #[cfg(test)]

@@ -4,16 +4,13 @@
 
 use ndarray::{Array1, s};
 
-use super::{Bench, Finding};
+use super::{Bench, Finding, limits};
 use crate::check::logits::log_sum_exp;
 use crate::check::tolerance::at_least;
 use crate::check::{Extent, Verdict};
 use crate::error::Result;
 use crate::runner::{TapRequest, npu};
 use crate::tensor;
-
-/// HF's perplexity over the device's may be this little: 99 %.
-pub const LEAST: f64 = 0.99;
 
 /// Tokens of the prefill.
 const PREFILL: usize = 96;
@@ -51,15 +48,17 @@ pub fn measure(bench: &Bench, tokens: usize) -> Result<Perplexity> {
     Ok(Perplexity { device: mean(own.sum()), hf_bf16: mean(hf.iter().map(|&x| f64::from(x)).sum()), tokens: own.len() })
 }
 
-/// Judges it: HF's over the device's at least [`LEAST`].
+/// Judges it: HF's over the device's at least what the class's limit leaves.
 ///
 /// Errors: as [`measure`].
 pub fn judge(bench: &Bench, tokens: usize) -> Result<Finding> {
     let Perplexity { device, hf_bf16, tokens } = measure(bench, tokens)?;
     let share = hf_bf16 / device;
     let mut failures = vec![];
-    if !at_least(share, LEAST) {
-        failures.push(format!("perplexity {device:.3}, HF bf16 {hf_bf16:.3}: {:.2} %, at least 99 %", 100.0 * share));
+    let least = 1.0 - limits::required(bench, limits::Gate::PerplexityLoss)?;
+    if !at_least(share, least) {
+        let (share, least) = (100.0 * share, 100.0 * least);
+        failures.push(format!("perplexity {device:.3}, HF bf16 {hf_bf16:.3}: {share:.2} %, at least {least:.1} %"));
     }
     let extent = Extent::new().require("tokens", MIN_TOKENS).compare("tokens", tokens as u64);
     Ok(Finding {

@@ -110,7 +110,7 @@ pub fn agreement(bench: &Bench, prompts: &[String]) -> Result<Verdict> {
     let of = |id: &String| Ok(prompt(bench, id)?.agreement.judge(STEPS));
     let verdict = Verdict::all(prompts.iter().map(of).collect::<Result<Vec<_>>>()?);
     let (worst, own) = regret(bench, prompts)?;
-    let limit = limits::factor(Gate::Regret, bench.arithmetic())? * own;
+    let limit = limits::required(bench, Gate::Regret)? * own;
     let far = (!at_most(worst, limit)).then(|| {
         format!("a choice costs {worst:.1} ulp by HF's logits, at most {limit:.1}, a factor on what HF f32's own choices cost")
     });
@@ -215,21 +215,18 @@ pub fn noise(bench: &Bench, id: &str) -> Result<Finding> {
 }
 
 fn kl_factors(bench: &Bench) -> Result<KlFactors> {
-    let class = bench.arithmetic();
-    let layers = bench.subject().config.num_hidden_layers as f64;
-    // NPU2 arithmetic has a bias that every layer adds to.
-    let median = match limits::find(Gate::KlMedian, class)? {
-        Some(factor) => factor,
-        None => layers * limits::factor(Gate::KlMedianPerLayer, class)?,
-    };
-    Ok(KlFactors { p95: limits::find(Gate::KlP95, class)?, ..KlFactors::median(median) })
+    Ok(KlFactors { p95: limit(bench, Gate::KlP95)?, ..KlFactors::median(limits::required(bench, Gate::KlMedian)?) })
+}
+
+fn limit(bench: &Bench, gate: Gate) -> Result<Option<f64>> {
+    limits::find(gate, bench.arithmetic(), bench.subject().config.num_hidden_layers)
 }
 
 /// How many times HF bf16's own distance to HF f32 a layer's may be, where the class has a limit.
 ///
 /// Errors: as [`limits::find`].
 pub fn noise_limit(bench: &Bench) -> Result<Option<f64>> {
-    limits::find(Gate::Noise, bench.arithmetic())
+    limit(bench, Gate::Noise)
 }
 
 /// KL of the device and of HF bf16, over all steps of all `prompts`.

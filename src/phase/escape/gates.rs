@@ -25,7 +25,7 @@ const PREFILL: usize = 64;
 pub(super) const WALK: &[(usize, usize)] = &[(1, 32)];
 
 /// Tokens of the held text.
-const TOKENS: usize = 160;
+pub(super) const TOKENS: usize = 160;
 
 type Gates = BTreeMap<Gate, Sighting>;
 

@@ -52,7 +52,8 @@ pub(super) fn look(bench: &Bench, lens: &[String], walked: &Walked, place: &mut 
     (place.kv_layer, place.kv_head) = (first.map(|f| f.0), first.map(|f| f.1));
     if let Some(id) = positions::longest(bench.subject(), lens)? {
         let limit = positions::limit(bench)?;
-        let off = positions::rows(bench, &id)?.into_iter().find(|row| !at_most(row.over_own, limit));
+        let off =
+            positions::rows(bench, &id)?.into_iter().find(|row| row.position > 0 && !at_most(row.over_own, limit));
         place.position = off.map(|row| row.position);
     }
     // A lens may look closer than the gate does.

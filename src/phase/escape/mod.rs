@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub use locate::Place;
 
-use super::{Bench, Subject, added, bench, decode, kv_rows, phase3, positions};
+use super::{Bench, Subject, added, bench, decode, kv_rows, perplexity, phase3, positions};
 use crate::check::{Outcome, Summary, Verdict};
 use crate::device::Arithmetic;
 use crate::error::{Error, Result};
@@ -190,10 +190,12 @@ fn figures(
     let walked: Vec<f64> = walked.iter().map(|(_, distance)| *distance).collect();
     let (walked, hf) = (Summary::of(&walked), decode::hf_distance(bench)?);
     let (kl, floor) = phase3::kl_and_floor(bench, prompts)?;
+    let perplexity = perplexity::measure(bench, gates::TOKENS)?;
+    let loss = 1.0 - perplexity.hf_bf16 / perplexity.device;
     let (regret, own_regret) = phase3::regret(bench, prompts)?;
     let mut positions = vec![];
     if let Some(id) = positions::longest(bench.subject(), lens)? {
-        positions.extend(positions::rows(bench, &id)?.iter().map(|row| row.over_own));
+        positions.extend(positions::rows(bench, &id)?.iter().filter(|row| row.position > 0).map(|row| row.over_own));
     }
     Ok([
         ("added_max", max(&mut layers.into_iter())),
@@ -202,6 +204,7 @@ fn figures(
         ("noise_max", max(&mut noise.into_iter())),
         ("decode_median", walked.median / hf.median),
         ("decode_max", walked.max / hf.max),
+        ("perplexity_loss", loss),
         ("regret", regret / own_regret),
         ("kl_median", kl.summary.median / floor.summary.median),
         ("kl_p95", kl.summary.p95 / floor.summary.p95),

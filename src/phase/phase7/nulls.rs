@@ -53,8 +53,8 @@ fn judge(captured: &PromptCapture, logits: &Array2<f32>, factor: f64) -> Result<
 /// Errors: those of the run and the comparison.
 pub(super) fn exhibit(bench: &Bench, prompts: &[String]) -> Result<Exhibit> {
     // The loosest limit of any class: a null must not depend on a tight one.
-    let per_layer = limits::factor(limits::Gate::KlMedianPerLayer, Arithmetic::Npu2)?;
-    let factor = per_layer * bench.subject().config.num_hidden_layers as f64;
+    let layers = bench.subject().config.num_hidden_layers;
+    let factor = limits::of(limits::Gate::KlMedian, Arithmetic::Npu2, layers)?;
     let (mut failures, mut tried) = (vec![], 0);
     for id in prompts.iter().take(1) {
         let captured = bench.subject().capture()?.prompt(id)?;
