@@ -158,7 +158,9 @@ fn a_conversation_remembers_and_forgets() {
 fn elsewhere() -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     copy(&root().join("prompts"), &dir.path().join("project/prompts"));
-    fs::create_dir_all(dir.path().join("project/fixtures")).unwrap();
+    let held_out = dir.path().join("project/fixtures/hf/held_out.txt");
+    fs::create_dir_all(held_out.parent().unwrap()).unwrap();
+    fs::copy(root().join("fixtures/hf/held_out.txt"), held_out).unwrap();
     let checkpoint = dir.path().join("My-Llama");
     copy(&root().join("fixtures/tiny_llama/checkpoint"), &checkpoint);
     (dir, checkpoint)
@@ -212,5 +214,6 @@ fn out_of_scope_leaves_nothing_behind() {
         .assert()
         .code(1)
         .stderr(contains("MixtralForCausalLM"));
-    assert_eq!(fs::read_dir(project.join("fixtures")).unwrap().count(), 0);
+    let found: Vec<_> = fs::read_dir(project.join("fixtures")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(found, ["hf"]);
 }

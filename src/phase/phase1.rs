@@ -38,11 +38,13 @@ pub fn cases(outlines: &[Outline]) -> Result<Vec<Case>> {
     Ok(shapes::all(outlines)?.into_iter().map(case_of).collect())
 }
 
-/// Every kernel and shape that has a case.
+/// Every kernel and shape that a case runs: its own, and the one between two runs of it.
 ///
 /// Errors: from the plans and the registry.
 pub fn kernels(outlines: &[Outline]) -> Result<Vec<Kernel>> {
-    shapes::all(outlines)
+    let mut kernels = shapes::all(outlines)?;
+    kernels.push(bound::OTHER_KERNEL);
+    Ok(kernels)
 }
 
 /// The case of a kernel's name, for a shape that is no case yet. It has no baseline: its figures are in a warning, to be

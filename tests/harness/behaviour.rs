@@ -338,7 +338,7 @@ fn two_shards_are_one_run() -> Result<(), Failed> {
     same(known(&both), known(&whole))?;
     same((both.verdict().to_string(), both.bundles), ("PASS (cases 5/5)".to_owned(), 2))?;
     let figures = known(&both).into_iter().find(|c| c.0.1 == "measure::emu").map(|c| c.3);
-    same(figures.as_deref(), Some("cosine 9.99100000e-1\nmax_abs 1.00000e-2\nsteps 32"))
+    same(figures.as_deref(), Some("cosine 9.99100000e-1\nmax_abs 1.00000e-2\nsteps 32\n"))
 }
 
 fn failures_and_gaps_are_told() -> Result<(), Failed> {

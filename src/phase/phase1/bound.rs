@@ -12,6 +12,9 @@ use crate::tensor;
 /// Length of the vectors of the other kernel.
 const OTHER: usize = 96;
 
+/// The other kernel.
+pub(super) const OTHER_KERNEL: Kernel = Kernel::Add { rows: 1, cols: OTHER };
+
 /// A kernel with its buffers, and another one with its own to run in between.
 pub(super) struct Bound {
     device: Box<dyn Device>,
@@ -26,7 +29,7 @@ impl Bound {
     pub(super) fn open(mut device: Box<dyn Device>, kernel: &Kernel) -> Result<Bound> {
         let args = kernel.args().iter().map(|arg| create(&mut *device, arg)).collect::<Result<Vec<_>>>()?;
         let run = device.prepare(&kernel.to_string(), vec![launch(kernel, &args)])?;
-        let add = Kernel::Add { rows: 1, cols: OTHER };
+        let add = OTHER_KERNEL;
         let others = add.args().iter().map(|arg| create(&mut *device, arg)).collect::<Result<Vec<_>>>()?;
         for &input in &others[..2] {
             device.write(input, 0, tensor::bytes_of(&[bf16::from_f32(-3.5); OTHER]))?;
