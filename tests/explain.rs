@@ -219,6 +219,7 @@ fn conclude(rows: &[Row]) -> Result<bool> {
     // The two rates, over all and over what the library does not hold.
     let enough = |rates: &Rates| rates.first_share() >= TOP1 && rates.three_share() >= TOP3;
     let every = Rates::of(rows);
+    let unknown = Rates::of(rows.iter().filter(|row| !row.how.is_known()));
     for device in DEVICES {
         if !enough(&Rates::of(rows.iter().filter(|row| row.device == device))) {
             eprintln!("explain: on {device} too few faults are named");
@@ -226,13 +227,13 @@ fn conclude(rows: &[Row]) -> Result<bool> {
         }
     }
     let bisected = right as f64 >= BISECT * asked.len() as f64 && !asked.is_empty();
-    if !(enough(&every) && enough(&held_out) && bisected) {
+    if !(enough(&every) && enough(&unknown) && bisected) {
         eprintln!(
             "explain: named first {:.3} and among three {:.3} of all, {:.3} and {:.3} of those not in the library (at least {TOP1}, {TOP3}); bisect {right} of {}",
             every.first_share(),
             every.three_share(),
-            held_out.first_share(),
-            held_out.three_share(),
+            unknown.first_share(),
+            unknown.three_share(),
             asked.len()
         );
         return Ok(false);

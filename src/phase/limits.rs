@@ -83,8 +83,9 @@ pub fn ledger() -> Result<&'static [Entry]> {
 ///
 /// Errors: as [`ledger`].
 pub fn find(gate: Gate, arithmetic: Arithmetic, layers: usize) -> Result<Option<f64>> {
-    let entries = ledger()?.iter().filter(|entry| entry.gate == gate && entry.arithmetic == arithmetic.label());
-    Ok(entries.last().map(|entry| if entry.per_layer { entry.factor * layers as f64 } else { entry.factor }))
+    let of_class = |entry: &&Entry| entry.gate == gate && entry.arithmetic == arithmetic.label();
+    let scaled = |entry: &Entry| if entry.per_layer { entry.factor * layers as f64 } else { entry.factor };
+    Ok(ledger()?.iter().rev().find(of_class).map(scaled))
 }
 
 /// The factor in force for a model of so many layers.
