@@ -140,10 +140,10 @@ impl Alteration for Several {
     }
 }
 
-/// Key and value of config.json that come to the fault, where there are such.
 /// A change of a config file.
 type Edit = Box<dyn Fn(&mut Value)>;
 
+/// Key and value of config.json that come to the fault, where there are such.
 fn edit(fault: &str, strength: f64) -> Option<Edit> {
     Some(match fault {
         "rope_theta_default" => Box::new(|c: &mut Value| c["rope_parameters"]["rope_theta"] = json!(10_000.0)),
