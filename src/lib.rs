@@ -1,7 +1,7 @@
 //! Bring-up of Hugging Face decoder models on an AMD NPU2, gated phase by phase against HF transformers in bf16.
 //!
 //! The rooms, from the ground up; a room imports only rooms above it in this list (ARCHITECTURE.md, kept by a test):
-//! `error`, `tensor`, `settings` · `check` (the judge: pure) · `model` · `kernel` · `reference` · `compute` · `device` ·
+//! `error`, `random`, `tensor`, `settings` · `check` (the judge: pure) · `model` · `kernel` · `reference` · `compute` · `device` ·
 //! `plan` · `runner` · `fault` · `explain` · `phase` · `report` · `harness` · `commands`.
 
 pub mod check;
@@ -16,6 +16,7 @@ pub mod kernel;
 pub mod model;
 pub mod phase;
 pub mod plan;
+pub mod random;
 pub mod reference;
 pub mod report;
 pub mod runner;

@@ -1,5 +1,7 @@
 //! The binary as its users meet it: bad input gives one clear line and an exit code, never a panic; good input works.
 
+mod binary;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,28 +10,7 @@ use predicates::prelude::*;
 use predicates::str::contains;
 use rstest::rstest;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn phasegate() -> Command {
-    let mut command = Command::cargo_bin("phasegate").unwrap();
-    command.current_dir(root());
-    command
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
+use binary::{copy, phasegate, root};
 
 /// A project root of its own with one fixture, to be damaged.
 fn project(model: &str) -> tempfile::TempDir {

@@ -1,35 +1,14 @@
 //! What people do with the program beside the gates: pages, comparisons, text, completions, a deployment.
 
-use std::fs;
-use std::path::Path;
+mod binary;
 
-use assert_cmd::Command;
+use std::fs;
+
 use predicates::prelude::*;
 use predicates::str::contains;
 use rstest::rstest;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn phasegate() -> Command {
-    let mut command = Command::cargo_bin("phasegate").unwrap();
-    command.current_dir(root());
-    command
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
-}
+use binary::{copy, phasegate, root};
 
 /// A folder with the reports of one prompt and one lens.
 fn reports() -> tempfile::TempDir {

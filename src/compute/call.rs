@@ -68,22 +68,22 @@ impl Call<'_> {
         let (mut normed, mut sums) = (vec![bf16::NAN; row.len()], vec![f32::NAN; w.n()]);
         self.rms_norm(row, weight, eps, &mut normed);
         self.gemv_f32(&normed, w, &mut sums);
-        self.run(Swiglu { sums: src(&sums), out: dst(out), isa: self.isa });
+        self.run(Swiglu::<false> { sums: src(&sums), out: dst(out), isa: self.isa });
     }
 
     /// [`LayerNorm`]. Shapes: `x`, `y` [rows, cols], `params` [2, cols].
     pub fn layer_norm(&self, x: &[bf16], params: &[bf16], eps: f32, y: &mut [bf16]) {
-        self.run(LayerNorm { x: src(x), params: src(params), eps, y: dst(y), isa: self.isa });
+        self.run(LayerNorm::<false> { x: src(x), params: src(params), eps, y: dst(y), isa: self.isa });
     }
 
     /// [`RmsNorm`]. Shapes: `x`, `y` [rows, cols], `weight` [cols].
     pub fn rms_norm(&self, x: &[bf16], weight: &[bf16], eps: f32, y: &mut [bf16]) {
-        self.run(RmsNorm { x: src(x), weight: src(weight), eps, y: dst(y), isa: self.isa });
+        self.run(RmsNorm::<false> { x: src(x), weight: src(weight), eps, y: dst(y), isa: self.isa });
     }
 
     /// [`Rope`]. Shapes: `x`, `lut`, `y` [rows, head_dim].
     pub fn rope(&self, x: &[bf16], lut: &[bf16], head_dim: usize, y: &mut [bf16]) {
-        self.run(Rope { x: src(x), lut: src(lut), y: dst(y), head_dim, isa: self.isa });
+        self.run(Rope::<false> { x: src(x), lut: src(lut), y: dst(y), head_dim, isa: self.isa });
     }
 
     /// [`Attention`]. Shapes: `q`, `out` [S, heads * head_dim], `k`, `v` [S, kv_heads * head_dim]; `dims` is
@@ -124,21 +124,21 @@ impl Call<'_> {
 
     /// [`SiluMul`]. Shapes: all alike.
     pub fn silu_mul(&self, gate: &[bf16], up: &[bf16], out: &mut [bf16]) {
-        self.run(SiluMul { gate: src(gate), up: src(up), out: dst(out), isa: self.isa });
+        self.run(SiluMul::<false> { gate: src(gate), up: src(up), out: dst(out), isa: self.isa });
     }
 
     /// [`Add`]. Shapes: all alike.
     pub fn add(&self, a: &[bf16], b: &[bf16], out: &mut [bf16]) {
-        self.run(Add { a: src(a), b: src(b), out: dst(out), isa: self.isa });
+        self.run(Add::<false> { a: src(a), b: src(b), out: dst(out), isa: self.isa });
     }
 
     /// [`BiasAdd`]. Shapes: `x`, `y` [rows, cols], `bias` [cols].
     pub fn bias_add(&self, x: &[bf16], bias: &[bf16], y: &mut [bf16]) {
-        self.run(BiasAdd { x: src(x), bias: src(bias), y: dst(y), isa: self.isa });
+        self.run(BiasAdd::<false> { x: src(x), bias: src(bias), y: dst(y), isa: self.isa });
     }
 
     /// [`GeluTanh`]. Shapes: all alike.
     pub fn gelu_tanh(&self, x: &[bf16], y: &mut [bf16]) {
-        self.run(GeluTanh { x: src(x), y: dst(y), isa: self.isa });
+        self.run(GeluTanh::<false> { x: src(x), y: dst(y), isa: self.isa });
     }
 }

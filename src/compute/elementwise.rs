@@ -1,7 +1,7 @@
 //! Elementwise kernels: SiLU times up, add, bias, GELU.
 //!
-//! f32 inside, one rounding at the end. The output may be an input itself (the same address and length), never a part
-//! of one.
+//! f32 inside and one rounding at the end, or the NPU2's own steps ([`npu2`](super::npu2)). The output may be an input itself
+//! (the same address and length), never a part of one.
 
 use half::bf16;
 
@@ -9,8 +9,9 @@ use super::{
     Isa,
     exp::exp,
     lanes::{LANES, Lanes, Lanewise},
+    npu2,
     pool::{Kernel, Worker},
-    rounding::{Nearest, Rounding},
+    rounding::narrow,
     view::{Dst, Src},
 };
 
@@ -21,7 +22,7 @@ const TASK: usize = 8192;
 ///
 /// Shapes: all alike. `out` may be `gate` or `up`.
 #[derive(Debug, Clone, Copy)]
-pub struct SiluMul {
+pub struct SiluMul<const NPU2: bool> {
     /// Goes through SiLU.
     pub gate: Src<bf16>,
     /// The other factor.
@@ -36,7 +37,7 @@ pub struct SiluMul {
 ///
 /// Shapes: all alike. `out` may be `a` or `b`.
 #[derive(Debug, Clone, Copy)]
-pub struct Add {
+pub struct Add<const NPU2: bool> {
     /// A summand.
     pub a: Src<bf16>,
     /// A summand.
@@ -51,7 +52,7 @@ pub struct Add {
 ///
 /// Shapes: `x`, `y` [rows, cols], `bias` [cols]. `y` may be `x`.
 #[derive(Debug, Clone, Copy)]
-pub struct BiasAdd {
+pub struct BiasAdd<const NPU2: bool> {
     /// Rows.
     pub x: Src<bf16>,
     /// Added to every row.
@@ -66,7 +67,7 @@ pub struct BiasAdd {
 ///
 /// Shapes: all alike. `y` may be `x`.
 #[derive(Debug, Clone, Copy)]
-pub struct GeluTanh {
+pub struct GeluTanh<const NPU2: bool> {
     /// Argument.
     pub x: Src<bf16>,
     /// Value.
@@ -80,29 +81,30 @@ pub(super) trait Function {
     fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F;
 }
 
-/// A sum, rounded as the datapath does.
-pub(super) struct Plus<R>(pub(super) R);
+pub(super) struct SiluTimes<const NPU2: bool>;
+struct Plus<const NPU2: bool>;
+struct Gelu<const NPU2: bool>;
 
-pub(super) struct SiluTimes;
-struct Gelu;
-
-impl Function for SiluTimes {
+impl<const NPU2: bool> Function for SiluTimes<NPU2> {
     #[inline(always)]
     fn of<L: Lanes>(&self, l: L, gate: L::F, up: L::F) -> L::F {
-        l.mul(times_sigmoid(l, gate, gate), up)
+        if NPU2 { npu2::silu_times(l, gate, up) } else { l.mul(times_sigmoid(l, gate, gate), up) }
     }
 }
 
-impl<R: Rounding> Function for Plus<R> {
+impl<const NPU2: bool> Function for Plus<NPU2> {
     #[inline(always)]
     fn of<L: Lanes>(&self, l: L, a: L::F, b: L::F) -> L::F {
-        self.0.round(l, l.add(a, b))
+        narrow::<L, NPU2>(l, l.add(a, b))
     }
 }
 
-impl Function for Gelu {
+impl<const NPU2: bool> Function for Gelu<NPU2> {
     #[inline(always)]
     fn of<L: Lanes>(&self, l: L, x: L::F, _: L::F) -> L::F {
+        if NPU2 {
+            return npu2::gelu(l, x);
+        }
         // (1 + tanh u) / 2 is the sigmoid of 2u, which does not cancel for large negative u.
         const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
         let cubic = l.mul_add(l.mul(x, x), l.splat(0.044715), l.splat(1.0));
@@ -142,24 +144,24 @@ unsafe fn apply<L: Lanes>(l: L, f: &impl Function, a: *const bf16, b: *const bf1
 }
 
 /// One worker's share of `y = f(a, b)`, where `b` starts over after each of its `period` elements.
-pub(super) struct Share<'a, F> {
-    pub(super) f: F,
-    pub(super) a: Src<bf16>,
-    pub(super) b: Src<bf16>,
-    pub(super) y: Dst<bf16>,
-    pub(super) worker: &'a Worker<'a>,
+struct Share<'a, F> {
+    f: F,
+    a: Src<bf16>,
+    b: Src<bf16>,
+    y: Dst<bf16>,
+    worker: &'a Worker<'a>,
 }
 
 impl<F: Function> Share<'_, F> {
     /// Panics unless all three are of one length.
-    pub(super) fn alike(self, isa: Isa, name: &str) {
+    fn alike(self, isa: Isa, name: &str) {
         let len = self.y.len();
         assert!(self.a.len() == len && self.b.len() == len, "{name}: an operand and the result differ in length");
         isa.dispatch(self);
     }
 
     /// Panics unless `b` is a row of the others.
-    pub(super) fn by_row(self, isa: Isa, name: &str) {
+    fn by_row(self, isa: Isa, name: &str) {
         let (len, cols) = (self.y.len(), self.b.len());
         assert!(self.a.len() == len, "{name}: x and y differ in length");
         assert!(len.is_multiple_of(cols), "{name}: y is not [rows, {cols}]");
@@ -193,10 +195,10 @@ impl<F: Function> Lanewise for Share<'_, F> {
 }
 
 // SAFETY: tasks are disjoint pieces of `out`, each claimed once.
-unsafe impl Kernel for SiluMul {
+unsafe impl<const NPU2: bool> Kernel for SiluMul<NPU2> {
     fn run(&self, worker: &Worker<'_>) {
         let (gate, up, out) = (self.gate, self.up, self.out);
-        Share { f: SiluTimes, a: gate, b: up, y: out, worker }.alike(self.isa, "silu_mul");
+        Share { f: SiluTimes::<NPU2>, a: gate, b: up, y: out, worker }.alike(self.isa, "silu_mul");
     }
 
     fn alone(&self) -> bool {
@@ -205,10 +207,10 @@ unsafe impl Kernel for SiluMul {
 }
 
 // SAFETY: tasks are disjoint pieces of `out`, each claimed once.
-unsafe impl Kernel for Add {
+unsafe impl<const NPU2: bool> Kernel for Add<NPU2> {
     fn run(&self, worker: &Worker<'_>) {
         let (a, b, out) = (self.a, self.b, self.out);
-        Share { f: Plus(Nearest), a, b, y: out, worker }.alike(self.isa, "add");
+        Share { f: Plus::<NPU2>, a, b, y: out, worker }.alike(self.isa, "add");
     }
 
     fn alone(&self) -> bool {
@@ -217,10 +219,10 @@ unsafe impl Kernel for Add {
 }
 
 // SAFETY: tasks are disjoint rows of `y`, each claimed once.
-unsafe impl Kernel for BiasAdd {
+unsafe impl<const NPU2: bool> Kernel for BiasAdd<NPU2> {
     fn run(&self, worker: &Worker<'_>) {
         let (x, bias, y) = (self.x, self.bias, self.y);
-        Share { f: Plus(Nearest), a: x, b: bias, y, worker }.by_row(self.isa, "bias_add");
+        Share { f: Plus::<NPU2>, a: x, b: bias, y, worker }.by_row(self.isa, "bias_add");
     }
 
     fn alone(&self) -> bool {
@@ -229,9 +231,9 @@ unsafe impl Kernel for BiasAdd {
 }
 
 // SAFETY: tasks are disjoint pieces of `y`, each claimed once.
-unsafe impl Kernel for GeluTanh {
+unsafe impl<const NPU2: bool> Kernel for GeluTanh<NPU2> {
     fn run(&self, worker: &Worker<'_>) {
-        Share { f: Gelu, a: self.x, b: self.x, y: self.y, worker }.alike(self.isa, "gelu_tanh");
+        Share { f: Gelu::<NPU2>, a: self.x, b: self.x, y: self.y, worker }.alike(self.isa, "gelu_tanh");
     }
 
     fn alone(&self) -> bool {

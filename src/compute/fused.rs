@@ -12,6 +12,7 @@ use super::{
     lanes::{LANES, Lanes, Lanewise},
     pack::PANEL,
     pool::{Kernel, Worker},
+    rounding::narrow,
     tile::{AHEAD, Border, Rows, multiply},
     view::{Dst, Src},
 };
@@ -99,11 +100,14 @@ impl Lanewise for GemvAddShare<'_> {
     }
 }
 
-/// `out[i] = silu(sums[2i]) * sums[2i + 1]`, in f32 with one rounding at the end.
+/// `out[i] = silu(sums[2i]) * sums[2i + 1]`, in f32 with one rounding at the end; on the NPU2 gate and up are rounded to bf16
+/// toward minus infinity and SiLU is [`SiluMul`](super::SiluMul)'s.
+///
+/// Source: mlir-air's `matvec_swiglu_rms.py`, which never sets the rounding mode.
 ///
 /// Shapes: `sums` [2 * N], `out` [N].
 #[derive(Debug, Clone, Copy)]
-pub struct Swiglu {
+pub struct Swiglu<const NPU2: bool> {
     /// Gate and up in turn.
     pub sums: Src<f32>,
     /// Product.
@@ -113,15 +117,16 @@ pub struct Swiglu {
 }
 
 // SAFETY: tasks are disjoint pieces of `out`, each claimed once.
-unsafe impl Kernel for Swiglu {
+unsafe impl<const NPU2: bool> Kernel for Swiglu<NPU2> {
     fn run(&self, worker: &Worker<'_>) {
-        self.isa.dispatch(PairShare::new(SiluTimes, self.sums, self.out, worker));
+        let (sums, out) = (self.sums, self.out);
+        assert_eq!(sums.len(), 2 * out.len(), "swiglu: sums is not [2, {}]", out.len());
+        self.isa.dispatch(PairShare::<NPU2> { sums, out, worker });
     }
 }
 
-/// One worker's share of `out[i] = f(sums[2i], sums[2i + 1])`.
-pub(super) struct PairShare<'a, F> {
-    f: F,
+/// One worker's share.
+struct PairShare<'a, const NPU2: bool> {
     sums: Src<f32>,
     out: Dst<bf16>,
     worker: &'a Worker<'a>,
@@ -130,15 +135,7 @@ pub(super) struct PairShare<'a, F> {
 /// Pairs of a task.
 const TASK: usize = 4096;
 
-impl<'a, F> PairShare<'a, F> {
-    /// Panics where the shapes do not fit.
-    pub(super) fn new(f: F, sums: Src<f32>, out: Dst<bf16>, worker: &'a Worker<'a>) -> Self {
-        assert_eq!(sums.len(), 2 * out.len(), "swiglu: sums is not [2, {}]", out.len());
-        PairShare { f, sums, out, worker }
-    }
-}
-
-impl<F: Function> Lanewise for PairShare<'_, F> {
+impl<const NPU2: bool> Lanewise for PairShare<'_, NPU2> {
     type Output = ();
 
     #[inline(always)]
@@ -158,7 +155,8 @@ impl<F: Function> Lanewise for PairShare<'_, F> {
                         even[j] = *self.sums.ptr().add(2 * (i + j));
                         odd[j] = *self.sums.ptr().add(2 * (i + j) + 1);
                     }
-                    let result = self.f.of(l, l.load(even.as_ptr()), l.load(odd.as_ptr()));
+                    let [gate, up] = [even, odd].map(|v| narrow::<L, NPU2>(l, l.load(v.as_ptr())));
+                    let result = SiluTimes::<NPU2>.of(l, gate, up);
                     l.store_bf16(value.as_mut_ptr(), result);
                     self.out.ptr().add(i).copy_from_nonoverlapping(value.as_ptr(), count);
                 }

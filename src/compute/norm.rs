@@ -1,24 +1,26 @@
 //! RMSNorm over rows; also QK-norm, where a row is one head of one token.
 //!
-//! Statistics in f32, one rounding at the end. The sum of squares has one order for all instruction sets.
+//! Statistics in f32 and one rounding at the end, or the NPU2's own steps ([`npu2`](super::npu2)). The sum of squares has one
+//! order for all instruction sets.
 
 use half::bf16;
 
 use super::{
     Isa,
     lanes::{LANES, Lanes, Lanewise},
+    npu2,
     pool::{Kernel, Worker},
     view::{Dst, Src},
 };
 
 /// Elements of a task.
-const TASK: usize = 8192;
+pub(super) const TASK: usize = 8192;
 
 /// `y = x * rstd * weight`, `rstd = 1 / sqrt(mean(x^2) + eps)`.
 ///
 /// Shapes: `x`, `y` [rows, cols], `weight` [cols]. `y` may be `x`.
 #[derive(Debug, Clone, Copy)]
-pub struct RmsNorm {
+pub struct RmsNorm<const NPU2: bool> {
     /// Rows.
     pub x: Src<bf16>,
     /// Scale of every column.
@@ -32,10 +34,10 @@ pub struct RmsNorm {
 }
 
 // SAFETY: tasks are disjoint rows of `y`, each claimed once.
-unsafe impl Kernel for RmsNorm {
+unsafe impl<const NPU2: bool> Kernel for RmsNorm<NPU2> {
     fn run(&self, worker: &Worker<'_>) {
         let RmsNorm { x, weight, eps, y, isa } = *self;
-        Share { x, weight, y, row: InF32 { eps }, worker }.run(isa);
+        Share { x, weight, y, cols: weight.len(), row: Row::<NPU2> { eps }, worker }.run(isa);
     }
 
     fn alone(&self) -> bool {
@@ -46,19 +48,26 @@ unsafe impl Kernel for RmsNorm {
 /// What is done with one row.
 pub(super) trait NormRow {
     /// # Safety
-    /// `x`, `weight` and `y` are valid for `cols` elements; `y` is `x` or overlaps neither.
+    /// `x` and `y` are valid for `cols` elements, `weight` for a whole number of rows of as many, as the kernel has them;
+    /// `y` is `x` or overlaps neither.
     unsafe fn norm<L: Lanes>(&self, l: L, x: *const bf16, weight: *const bf16, y: *mut bf16, cols: usize);
 }
 
-struct InF32 {
+struct Row<const NPU2: bool> {
     eps: f32,
 }
 
-impl NormRow for InF32 {
+impl<const NPU2: bool> NormRow for Row<NPU2> {
     #[inline(always)]
     unsafe fn norm<L: Lanes>(&self, l: L, x: *const bf16, weight: *const bf16, y: *mut bf16, cols: usize) {
         // SAFETY: the caller's.
-        unsafe { normalise(l, x, weight, self.eps, y, cols) }
+        unsafe {
+            if NPU2 {
+                npu2::rms_norm::<L, false>(l, x, weight, self.eps, y, cols);
+            } else {
+                normalise(l, x, weight, self.eps, y, cols);
+            }
+        }
     }
 }
 
@@ -67,6 +76,7 @@ pub(super) struct Share<'a, R> {
     pub(super) x: Src<bf16>,
     pub(super) weight: Src<bf16>,
     pub(super) y: Dst<bf16>,
+    pub(super) cols: usize,
     pub(super) row: R,
     pub(super) worker: &'a Worker<'a>,
 }
@@ -74,9 +84,10 @@ pub(super) struct Share<'a, R> {
 impl<R: NormRow> Share<'_, R> {
     /// Panics if the views do not fit each other.
     pub(super) fn run(self, isa: Isa) {
-        assert_eq!(self.x.len(), self.y.len(), "rms_norm: x and y differ in length");
-        let cols = self.weight.len();
-        assert!(self.x.len().is_multiple_of(cols), "rms_norm: x is not [rows, {cols}]");
+        let cols = self.cols;
+        assert_eq!(self.x.len(), self.y.len(), "norm: x and y differ in length");
+        assert!(self.weight.len().is_multiple_of(cols), "norm: {} weights for {cols} columns", self.weight.len());
+        assert!(self.x.len().is_multiple_of(cols), "norm: x is not [rows, {cols}]");
         isa.dispatch(self);
     }
 }
@@ -86,8 +97,7 @@ impl<R: NormRow> Lanewise for Share<'_, R> {
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        let Share { x, weight, y, row: norm, worker } = self;
-        let cols = weight.len();
+        let Share { x, weight, y, cols, row: norm, worker } = self;
         let rows = x.len() / cols.max(1);
         let step = TASK.div_ceil(cols.max(1));
         loop {

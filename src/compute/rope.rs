@@ -1,5 +1,7 @@
 //! Rotary position embedding, half-split as Hugging Face does it.
 //!
+//! Source of the NPU2's: mlir-air's `rope_halfsplit.cc`, which never sets the rounding mode.
+//!
 //! Knows no positions: the caller gives one row of cos and sin for every row of x.
 
 use half::bf16;
@@ -8,7 +10,7 @@ use super::{
     Isa,
     lanes::{LANES, Lanes, Lanewise},
     pool::{Kernel, Worker},
-    rounding::{Nearest, Rounding},
+    rounding::narrow,
     view::{Dst, Src},
 };
 
@@ -16,11 +18,11 @@ use super::{
 const TASK: usize = 8192;
 
 /// With h = head_dim / 2: `y[i] = x[i] cos[i] - x[i+h] sin[i]`, `y[i+h] = x[i+h] cos[i] + x[i] sin[i]`, i < h; f32
-/// inside, one rounding.
+/// inside, one rounding, which is toward minus infinity on the NPU2.
 ///
 /// Shapes: `x`, `lut`, `y` [rows, head_dim]; a row of `lut` is cos (h values), then sin (h values). `y` may be `x`.
 #[derive(Debug, Clone, Copy)]
-pub struct Rope {
+pub struct Rope<const NPU2: bool> {
     /// Rows, one per token and head.
     pub x: Src<bf16>,
     /// cos and sin of every row.
@@ -34,10 +36,10 @@ pub struct Rope {
 }
 
 // SAFETY: tasks are disjoint rows of `y`, each claimed once.
-unsafe impl Kernel for Rope {
+unsafe impl<const NPU2: bool> Kernel for Rope<NPU2> {
     fn run(&self, worker: &Worker<'_>) {
         let Rope { x, lut, y, head_dim, isa } = *self;
-        Share { x, lut, y, head_dim, rounding: Nearest, worker }.run(isa);
+        Share::<NPU2> { x, lut, y, head_dim, worker }.run(isa);
     }
 
     fn alone(&self) -> bool {
@@ -46,18 +48,17 @@ unsafe impl Kernel for Rope {
 }
 
 /// One worker's share of the rows.
-pub(super) struct Share<'a, R> {
-    pub(super) x: Src<bf16>,
-    pub(super) lut: Src<bf16>,
-    pub(super) y: Dst<bf16>,
-    pub(super) head_dim: usize,
-    pub(super) rounding: R,
-    pub(super) worker: &'a Worker<'a>,
+struct Share<'a, const NPU2: bool> {
+    x: Src<bf16>,
+    lut: Src<bf16>,
+    y: Dst<bf16>,
+    head_dim: usize,
+    worker: &'a Worker<'a>,
 }
 
-impl<R: Rounding> Share<'_, R> {
+impl<const NPU2: bool> Share<'_, NPU2> {
     /// Panics if the views do not fit each other.
-    pub(super) fn run(self, isa: Isa) {
+    fn run(self, isa: Isa) {
         let (len, head_dim) = (self.y.len(), self.head_dim);
         assert!(self.x.len() == len && self.lut.len() == len, "rope: x, lut and y differ in length");
         assert!(head_dim > 0 && head_dim.is_multiple_of(2), "rope: head_dim {head_dim} is not even");
@@ -66,12 +67,12 @@ impl<R: Rounding> Share<'_, R> {
     }
 }
 
-impl<R: Rounding> Lanewise for Share<'_, R> {
+impl<const NPU2: bool> Lanewise for Share<'_, NPU2> {
     type Output = ();
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        let Share { x, lut, y, head_dim, rounding, worker } = self;
+        let Share { x, lut, y, head_dim, worker } = self;
         let rows = x.len() / head_dim;
         let step = TASK.div_ceil(head_dim);
         loop {
@@ -82,7 +83,7 @@ impl<R: Rounding> Lanewise for Share<'_, R> {
             for row in first..(first + step).min(rows) {
                 let at = row * head_dim;
                 // SAFETY: row `row` exists in all three, and is claimed by this worker only.
-                unsafe { rotate(l, rounding, x.ptr().add(at), lut.ptr().add(at), y.ptr().add(at), head_dim / 2) };
+                unsafe { rotate::<L, NPU2>(l, x.ptr().add(at), lut.ptr().add(at), y.ptr().add(at), head_dim / 2) };
             }
         }
     }
@@ -91,7 +92,7 @@ impl<R: Rounding> Lanewise for Share<'_, R> {
 /// # Safety
 /// All three are valid for `2 * half` elements; `y` is `x` or overlaps neither.
 #[inline(always)]
-unsafe fn rotate<L: Lanes>(l: L, rounding: impl Rounding, x: *const bf16, lut: *const bf16, y: *mut bf16, half: usize) {
+unsafe fn rotate<L: Lanes, const NPU2: bool>(l: L, x: *const bf16, lut: *const bf16, y: *mut bf16, half: usize) {
     for i in (0..half).step_by(LANES) {
         let len = LANES.min(half - i);
         // SAFETY: `len` elements from `i` and from `half + i` on exist, and are read before they are written.
@@ -99,8 +100,8 @@ unsafe fn rotate<L: Lanes>(l: L, rounding: impl Rounding, x: *const bf16, lut: *
             let (x0, x1) = (load(l, x.add(i), len), load(l, x.add(half + i), len));
             let (cos, sin) = (load(l, lut.add(i), len), load(l, lut.add(half + i), len));
             // A product of bf16 is exact in f32, so FMA or not gives the same bits.
-            store(l, y.add(i), rounding.round(l, l.sub(l.mul(x0, cos), l.mul(x1, sin))), len);
-            store(l, y.add(half + i), rounding.round(l, l.mul_add(x1, cos, l.mul(x0, sin))), len);
+            store(l, y.add(i), narrow::<L, NPU2>(l, l.sub(l.mul(x0, cos), l.mul(x1, sin))), len);
+            store(l, y.add(half + i), narrow::<L, NPU2>(l, l.mul_add(x1, cos, l.mul(x0, sin))), len);
         }
     }
 }

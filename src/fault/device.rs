@@ -8,10 +8,10 @@ use half::bf16;
 
 use super::At;
 use super::launch::{Launch, Memory, Tamper, Targets, is_packed};
-use super::random::Random;
 use crate::device::{BoundLaunch, BufferHandle, BufferSpec, Completed, Counters, Device, DeviceInfo, DispatchHandle};
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
+use crate::random::Random;
 use crate::tensor;
 
 /// A part of a dispatch: launches as they are, or one that is tampered with.

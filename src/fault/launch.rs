@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use half::bf16;
 
-use super::random::Random;
 use super::{At, Stages};
 use crate::device::{BoundLaunch, BufferHandle, Completed, Device, DispatchHandle, Layout};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::model::ModelConfig;
+use crate::random::Random;
 use crate::tensor;
 
 /// What a fault does in place of a launch.

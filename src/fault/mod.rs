@@ -8,7 +8,6 @@ mod device;
 mod hooks;
 mod kernels;
 mod launch;
-mod random;
 pub mod symptoms;
 #[cfg(test)]
 mod tests;

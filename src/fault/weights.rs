@@ -7,9 +7,9 @@ use std::sync::Arc;
 use half::bf16;
 
 use super::At;
-use super::random::Random;
 use crate::error::Result;
 use crate::model::{ModelConfig, Weights};
+use crate::random::Random;
 
 /// Canonical name to content.
 pub type Changes = BTreeMap<String, Vec<bf16>>;

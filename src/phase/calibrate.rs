@@ -11,12 +11,13 @@ mod tests;
 use half::bf16;
 use ndarray::ArrayView2;
 
-use self::reference::{Numbers, Sample};
+use self::reference::Sample;
 use super::bench::open_device;
 use crate::check::metrics::Metrics;
 use crate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, Layout, Role};
 use crate::error::{Error, Result};
 use crate::kernel::{ArgRole, Dtype, Epsilon, Kernel};
+use crate::random::Random;
 use crate::tensor;
 
 /// The label that is calibrated.
@@ -136,13 +137,13 @@ struct Calibration {
 
 /// Seeded standard-normal numbers, rounded to bf16.
 fn normal(len: usize, seed: u64) -> Vec<bf16> {
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = Random::new(seed);
     (0..len).map(|_| bf16::from_f64(numbers.normal())).collect()
 }
 
 /// The same, divided by the root of `k`, as the registry scales a product's operands.
 fn scaled(len: usize, k: usize, seed: u64) -> Vec<bf16> {
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = Random::new(seed);
     let scale = 1.0 / (k as f64).sqrt();
     (0..len).map(|_| bf16::from_f64(numbers.normal() * scale)).collect()
 }

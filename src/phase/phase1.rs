@@ -19,7 +19,7 @@ mod tests;
 use ndarray::Array2;
 
 use self::bound::Bound;
-use self::inputs::{Inputs, Random, Set};
+use self::inputs::{Inputs, Set};
 use self::judge::{Limits, Target, Unit};
 use super::bench::open_device;
 use super::{Case, Finding, Outline};
@@ -30,6 +30,7 @@ use crate::error::Result;
 use crate::kernel::oracle::{self, Answer, Sample};
 use crate::kernel::registry::{self, Gate};
 use crate::kernel::{ArgRole, Dtype, Kernel};
+use crate::random::Random;
 
 /// One case per kernel and shape, each name once.
 ///

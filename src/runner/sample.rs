@@ -5,6 +5,7 @@
 use half::bf16;
 
 use super::argmax;
+use crate::random::Random;
 
 /// How tokens are drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,12 +25,12 @@ impl Sampling {
 #[derive(Debug, Clone)]
 pub struct Sampler {
     sampling: Sampling,
-    state: u64,
+    random: Random,
 }
 
 impl Sampler {
     pub fn new(sampling: Sampling) -> Sampler {
-        Sampler { sampling, state: sampling.seed }
+        Sampler { sampling, random: Random::new(sampling.seed) }
     }
 
     /// The next token outside of `masked` (ascending); none when a logit is a NaN or all are masked.
@@ -54,23 +55,12 @@ impl Sampler {
         });
         weights.truncate(inside.map_or(weights.len(), |last| last + 1));
         let nucleus: f64 = weights.iter().map(|(_, w)| w).sum();
-        let mut left = self.uniform() * nucleus;
+        let mut left = self.random.uniform() * nucleus;
         let drawn = weights.iter().find(|(_, w)| {
             left -= w;
             left < 0.0
         });
         drawn.or(weights.last()).map(|(id, _)| *id as u32)
-    }
-
-    /// Uniform in [0, 1).
-    ///
-    /// Source: SplitMix64 (Steele, Lea, Flood, 2014).
-    fn uniform(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

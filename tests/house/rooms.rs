@@ -7,6 +7,7 @@ use super::source;
 /// [`NARROWER`] says less. What is missing here may not exist under `src/`.
 const ROOMS: &[&str] = &[
     "error",
+    "random",
     "tensor",
     "settings",
     "check",
@@ -35,12 +36,12 @@ const NARROWER: &[(&str, &[&str], &str)] = &[
     ("plan", &["error", "tensor", "model", "kernel", "device"], "what is judged does not know the judge"),
     (
         "runner",
-        &["error", "tensor", "settings", "model", "kernel", "compute", "device", "plan"],
+        &["error", "random", "tensor", "settings", "model", "kernel", "compute", "device", "plan"],
         "what is judged does not know the judge, nor the reference",
     ),
     (
         "fault",
-        &["error", "tensor", "model", "kernel", "device", "plan", "runner"],
+        &["error", "random", "tensor", "model", "kernel", "device", "plan", "runner"],
         "a fault alters a run and judges none; its kernels share no code with a device",
     ),
 ];

@@ -119,8 +119,9 @@ fn the_output_may_be_an_input() {
         let mut both = a.clone();
         let (place, b) = (both.as_mut_ptr(), b.as_ptr());
         // SAFETY: `both` and `b` outlive the run, and the kernel allows its output to be `gate`.
-        let kernel =
-            unsafe { SiluMul { gate: Src::new(place, 1001), up: Src::new(b, 1001), out: Dst::new(place, 1001), isa } };
+        let kernel = unsafe {
+            SiluMul::<false> { gate: Src::new(place, 1001), up: Src::new(b, 1001), out: Dst::new(place, 1001), isa }
+        };
         pool.run(&[&kernel]);
         assert_eq!(bits(&both), bits(&apart), "{isa}");
     }

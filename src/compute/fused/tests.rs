@@ -63,11 +63,11 @@ proptest! {
     fn layer_norm_matches_its_steps(rows in 1usize..20, cols in 2usize..300, seed in any::<u64>()) {
         let (x, params) = (noise(rows * cols, seed), noise(2 * cols, !seed));
         let run = |call: Call<'_>, y| {
-            call.pool.run(&[&crate::compute::LayerNorm { x: src(&x), params: src(&params), eps: 1e-5, y, isa: call.isa }]);
+            call.pool.run(&[&crate::compute::LayerNorm::<false> { x: src(&x), params: src(&params), eps: 1e-5, y, isa: call.isa }]);
         };
         assert_close("ieee", &everywhere(x.len(), run), &layer_norm(&x, &params, 1e-5, |x| x), BF16, 1e-5);
         let run = |call: Call<'_>, y| {
-            call.pool.run(&[&npu2::LayerNorm { x: src(&x), params: src(&params), eps: 1e-5, y, isa: call.isa }]);
+            call.pool.run(&[&crate::compute::LayerNorm::<true> { x: src(&x), params: src(&params), eps: 1e-5, y, isa: call.isa }]);
         };
         // A sum that falls on the other side of a bf16 moves its whole row by a step: each is 2^-7 of what it moves.
         let expected = layer_norm(&x, &params, 1e-5, down);
@@ -77,7 +77,7 @@ proptest! {
     #[test]
     fn swiglu_matches_its_steps(len in 1usize..200, seed in any::<u64>()) {
         let sums: Vec<f32> = noise(2 * len, seed).iter().map(|x| x.to_f32() * 1.0009).collect();
-        let run = |call: Call<'_>, out| call.pool.run(&[&Swiglu { sums: src(&sums), out, isa: call.isa }]);
+        let run = |call: Call<'_>, out| call.pool.run(&[&Swiglu::<false> { sums: src(&sums), out, isa: call.isa }]);
         let silu = |x: f64| x / (1.0 + (-x).exp());
         let expected: Vec<f64> = sums.chunks(2).map(|pair| silu(f64::from(pair[0])) * f64::from(pair[1])).collect();
         let ieee = isas().map(|isa| {
@@ -93,7 +93,7 @@ proptest! {
         };
         let (gate, up) = (halves(0), halves(1));
         let fused = everywhere(len, |call, out| {
-            call.pool.run(&[&npu2::Swiglu { sums: src(&sums), out, isa: call.isa }]);
+            call.pool.run(&[&Swiglu::<true> { sums: src(&sums), out, isa: call.isa }]);
         });
         let apart = everywhere(len, |call, out| {
             call.pool.run(&[&npu2::SiluMul { gate: src(&gate), up: src(&up), out, isa: call.isa }]);

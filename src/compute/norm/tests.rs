@@ -60,7 +60,13 @@ fn in_place_equals_apart() {
         let (place, len) = (both.as_mut_ptr(), both.len());
         // SAFETY: `both` and `weight` outlive the run, and the kernel allows y == x.
         let kernel = unsafe {
-            RmsNorm { x: Src::new(place, len), weight: Src::of(&weight), eps: 1e-5, y: Dst::new(place, len), isa }
+            RmsNorm::<false> {
+                x: Src::new(place, len),
+                weight: Src::of(&weight),
+                eps: 1e-5,
+                y: Dst::new(place, len),
+                isa,
+            }
         };
         pool.run(&[&kernel]);
         assert_eq!(bits(&both), bits(&apart), "{isa}");

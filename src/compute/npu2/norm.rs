@@ -13,24 +13,7 @@ use crate::compute::{
     view::{Dst, Src},
 };
 
-/// `y = bf16(bf16(x * rstd) * weight)`: squares in bf16, their sum, mean and `1 / sqrt(mean + eps)` in f32, rstd in bf16.
-///
-/// Shapes: `x`, `y` [rows, cols], `weight` [cols]. `y` may be `x`.
-#[derive(Debug, Clone, Copy)]
-pub struct RmsNorm {
-    /// Rows.
-    pub x: Src<bf16>,
-    /// Scale of every column.
-    pub weight: Src<bf16>,
-    /// Added to the mean square.
-    pub eps: f32,
-    /// Normalised rows.
-    pub y: Dst<bf16>,
-    /// Instruction set.
-    pub isa: Isa,
-}
-
-/// [`RmsNorm`] of one row with everything but the root in bf16: sixteen sums of squares, their sum by halves, the mean and
+/// [`RmsNorm`](super::RmsNorm) of one row with everything but the root in bf16: sixteen sums of squares, their sum by halves, the mean and
 /// `mean + eps`. The sums stop growing where a square is below their last place, so the result is too large: 7 % at 2048.
 ///
 /// Shapes: `x`, `weight`, `y` [cols]. `y` may be `x`.
@@ -48,37 +31,50 @@ pub struct RmsNormDecode {
     pub isa: Isa,
 }
 
-// SAFETY: tasks are disjoint rows of `y`, each claimed once.
-unsafe impl Kernel for RmsNorm {
-    fn run(&self, worker: &Worker<'_>) {
-        let RmsNorm { x, weight, eps, y, isa } = *self;
-        Share { x, weight, y, row: Steps::<false> { eps }, worker }.run(isa);
-    }
-}
-
 // SAFETY: the one row is claimed once.
 unsafe impl Kernel for RmsNormDecode {
     fn run(&self, worker: &Worker<'_>) {
         let RmsNormDecode { x, weight, eps, y, isa } = *self;
         assert!(x.len() == weight.len(), "rms_norm: x is not [{}]", weight.len());
-        Share { x, weight, y, row: Steps::<true> { eps }, worker }.run(isa);
+        Share { x, weight, y, cols: weight.len(), row: Decode { eps }, worker }.run(isa);
+    }
+
+    fn alone(&self) -> bool {
+        true
     }
 }
 
-/// The steps of one row; `NARROW` if sums are bf16.
-struct Steps<const NARROW: bool> {
+struct Decode {
     eps: f32,
 }
 
-impl<const NARROW: bool> NormRow for Steps<NARROW> {
+impl NormRow for Decode {
     #[inline(always)]
     unsafe fn norm<L: Lanes>(&self, l: L, x: *const bf16, weight: *const bf16, y: *mut bf16, cols: usize) {
         // SAFETY: the caller's.
-        unsafe {
-            let sums = squares::<L, NARROW>(l, x, cols);
-            let rstd = if NARROW { rstd_narrow(l, sums, cols, self.eps) } else { rstd(l, sums, cols, self.eps) };
-            scale(l, x, weight, rstd, y, cols);
-        }
+        unsafe { rms_norm::<L, true>(l, x, weight, self.eps, y, cols) }
+    }
+}
+
+/// One row, `y = bf16(bf16(x * rstd) * weight)`: squares in bf16, their sum, mean and `1 / sqrt(mean + eps)` in f32, or in
+/// bf16 if `NARROW`, rstd in bf16.
+///
+/// # Safety
+/// `x`, `weight` and `y` are valid for `cols` elements; `y` is `x` or overlaps neither.
+#[inline(always)]
+pub(in crate::compute) unsafe fn rms_norm<L: Lanes, const NARROW: bool>(
+    l: L,
+    x: *const bf16,
+    weight: *const bf16,
+    eps: f32,
+    y: *mut bf16,
+    cols: usize,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let sums = squares::<L, NARROW>(l, x, cols);
+        let rstd = if NARROW { rstd_narrow(l, sums, cols, eps) } else { rstd(l, sums, cols, eps) };
+        scale(l, x, weight, rstd, y, cols);
     }
 }
 

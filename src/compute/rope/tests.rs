@@ -40,8 +40,9 @@ fn matches_f64_and_is_the_same_everywhere(
             let mut both = x.clone();
             let (place, len) = (both.as_mut_ptr(), both.len());
             // SAFETY: `both` and `lut` outlive the run, and the kernel allows y == x.
-            let kernel =
-                unsafe { Rope { x: Src::new(place, len), lut: Src::of(&lut), y: Dst::new(place, len), head_dim, isa } };
+            let kernel = unsafe {
+                Rope::<false> { x: Src::new(place, len), lut: Src::of(&lut), y: Dst::new(place, len), head_dim, isa }
+            };
             pool.run(&[&kernel]);
             assert_eq!(bits(&both), bits(&y), "{isa}: in place");
         }

@@ -97,14 +97,14 @@ impl EmuDevice {
         let (y, normed) = self.scratch(0, k);
         let (sums, product) = self.scratch(row_bytes(k), 2 * m);
         kernels.push(match self.info.arithmetic {
-            Arithmetic::Ieee => Box::new(RmsNorm { isa, x, weight, y, eps }),
+            Arithmetic::Ieee => Box::new(RmsNorm::<false> { isa, x, weight, y, eps }),
             // Sums in f32, unlike decode's norm of its own.
-            Arithmetic::Npu2 => Box::new(npu2::RmsNorm { isa, x, weight, y, eps }),
+            Arithmetic::Npu2 => Box::new(RmsNorm::<true> { isa, x, weight, y, eps }),
         });
         kernels.push(Box::new(Gemv { isa, x: normed, w: self.weight(a[1]), y: Out::F32(sums) }));
         kernels.push(match self.info.arithmetic {
-            Arithmetic::Ieee => Box::new(Swiglu { isa, sums: product, out }),
-            Arithmetic::Npu2 => Box::new(npu2::Swiglu { isa, sums: product, out }),
+            Arithmetic::Ieee => Box::new(Swiglu::<false> { isa, sums: product, out }),
+            Arithmetic::Npu2 => Box::new(Swiglu::<true> { isa, sums: product, out }),
         });
     }
 
@@ -124,22 +124,8 @@ impl EmuDevice {
             Kernel::GemmLow { .. } => {
                 Box::new(Gemm { isa, a: self.src(a[0]), w: self.weight(a[1]), c: Out::Bf16(self.dst(a[2])) })
             }
-            Kernel::Gemv { .. } => {
-                Box::new(Gemv { isa, x: self.src(a[1]), w: self.weight(a[0]), y: Out::Bf16(self.dst(a[2])) })
-            }
+            Kernel::Gemv { .. } => self.gemv(a),
             Kernel::GemvAdd { .. } => self.gemv_add(a, None),
-            Kernel::SwigluRms { .. } => unreachable!("kernels() takes the launches of several steps"),
-            Kernel::LayerNorm { eps, .. } => {
-                let (x, params, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(LayerNorm { isa, x, params, y, eps: eps.value() })
-            }
-            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
-                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(RmsNorm { isa, x, weight, y, eps: eps.value() })
-            }
-            Kernel::Rope { head_dim, .. } => {
-                Box::new(Rope { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
-            }
             Kernel::Attention { heads, kv_heads, head_dim, causal, .. } => Box::new(Attention {
                 isa,
                 q: self.src(a[0]),
@@ -152,14 +138,45 @@ impl EmuDevice {
                 scale: attention_scale(head_dim),
                 causal,
             }),
-            Kernel::Add { .. } => Box::new(Add { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) }),
+            _ => self.rounded::<false>(launch),
+        }
+    }
+
+    fn gemv<'a>(&'a self, a: &[BufferHandle]) -> Box<dyn Compute + 'a> {
+        Box::new(Gemv { isa: self.isa, x: self.src(a[1]), w: self.weight(a[0]), y: Out::Bf16(self.dst(a[2])) })
+    }
+
+    /// The kernels that differ in nothing but their roundings.
+    fn rounded<'a, const NPU2: bool>(&'a self, launch: &BoundLaunch) -> Box<dyn Compute + 'a> {
+        let (a, isa) = (&launch.args, self.isa);
+        match launch.kernel {
+            Kernel::LayerNorm { eps, .. } => {
+                let (x, params, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(LayerNorm::<NPU2> { isa, x, params, y, eps: eps.value() })
+            }
+            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
+                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
+                Box::new(RmsNorm::<NPU2> { isa, x, weight, y, eps: eps.value() })
+            }
+            Kernel::Rope { head_dim, .. } => {
+                Box::new(Rope::<NPU2> { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
+            }
+            Kernel::Add { .. } => {
+                Box::new(Add::<NPU2> { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) })
+            }
             Kernel::BiasAdd { .. } => {
-                Box::new(BiasAdd { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
+                Box::new(BiasAdd::<NPU2> { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
             }
             Kernel::SiluMul { .. } => {
-                Box::new(SiluMul { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
+                Box::new(SiluMul::<NPU2> { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
             }
-            Kernel::GeluTanh { .. } => Box::new(GeluTanh { isa, x: self.src(a[0]), y: self.dst(a[1]) }),
+            Kernel::GeluTanh { .. } => Box::new(GeluTanh::<NPU2> { isa, x: self.src(a[0]), y: self.dst(a[1]) }),
+            Kernel::Gemm { .. }
+            | Kernel::GemmLow { .. }
+            | Kernel::Gemv { .. }
+            | Kernel::GemvAdd { .. }
+            | Kernel::Attention { .. }
+            | Kernel::SwigluRms { .. } => unreachable!("each datapath has its own"),
         }
     }
 
@@ -187,25 +204,13 @@ impl EmuDevice {
                 self.blocks(a, (m, k), Out::Bf16(self.dst(a[2])), npu2::Tier::Low { tile_k: LOW_TILE_K }, kernels)
             }
             // No block arithmetic: an f32 sum and one rounding to nearest even, as on ieee.
-            Kernel::Gemv { .. } => self.ieee(launch),
+            Kernel::Gemv { .. } => self.gemv(a),
             Kernel::GemvAdd { .. } => self.gemv_add(a, Some(NARROW)),
-            Kernel::SwigluRms { .. } => unreachable!("kernels() takes the launches of several steps"),
-            Kernel::LayerNorm { eps, .. } => {
-                let (x, params, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(npu2::LayerNorm { isa, x, params, y, eps: eps.value() })
-            }
             // One row is decode's norm, a kernel of its own. (The fused decode FFN normalises in f32 again; the leaf
             // kernel is what a plan names.)
             Kernel::RmsNorm { rows: 1, eps, .. } => {
                 let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
                 Box::new(npu2::RmsNormDecode { isa, x, weight, y, eps: eps.value() })
-            }
-            Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
-                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(npu2::RmsNorm { isa, x, weight, y, eps: eps.value() })
-            }
-            Kernel::Rope { head_dim, .. } => {
-                Box::new(npu2::Rope { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
             }
             Kernel::Attention { heads, kv_heads, head_dim, causal, .. } => Box::new(npu2::Attention {
                 isa,
@@ -219,16 +224,7 @@ impl EmuDevice {
                 scale: attention_scale(head_dim),
                 causal,
             }),
-            Kernel::Add { .. } => {
-                Box::new(npu2::Add { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) })
-            }
-            Kernel::BiasAdd { .. } => {
-                Box::new(npu2::BiasAdd { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
-            }
-            Kernel::SiluMul { .. } => {
-                Box::new(npu2::SiluMul { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
-            }
-            Kernel::GeluTanh { .. } => Box::new(npu2::GeluTanh { isa, x: self.src(a[0]), y: self.dst(a[1]) }),
+            _ => self.rounded::<true>(launch),
         };
         kernels.push(kernel);
     }

@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::{Entry, Gate, Injection, Kind, Lens, entry, everywhere};
 use crate::fault::Harness;
-use crate::fault::random::Random;
+use crate::random::Random;
 
 const LOGITS: &[Gate] = &[Gate::Kl, Gate::Agreement, Gate::TokenSet];
 

@@ -2,37 +2,6 @@
 
 use half::bf16;
 
-/// Seeded random numbers (splitmix64), uniform and normal.
-pub(super) struct Numbers {
-    state: u64,
-    spare: Option<f64>,
-}
-
-impl Numbers {
-    pub(super) fn new(seed: u64) -> Numbers {
-        Numbers { state: seed, spare: None }
-    }
-
-    /// In (0, 1).
-    fn uniform(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (((z ^ (z >> 31)) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-    }
-
-    /// Standard normal, by Box and Muller.
-    pub(super) fn normal(&mut self) -> f64 {
-        if let Some(spare) = self.spare.take() {
-            return spare;
-        }
-        let (radius, angle) = ((-2.0 * self.uniform().ln()).sqrt(), std::f64::consts::TAU * self.uniform());
-        self.spare = Some(radius * angle.sin());
-        radius * angle.cos()
-    }
-}
-
 /// Some of the rows of a matrix, spread evenly, the first and the last among them.
 pub(super) struct Sample(Vec<usize>);
 

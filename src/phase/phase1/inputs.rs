@@ -4,6 +4,7 @@ use half::bf16;
 
 use crate::kernel::registry::Gate;
 use crate::kernel::{Arg, Kernel};
+use crate::random::Random;
 
 /// The inputs of a kernel in its order, without the output.
 pub(super) type Inputs = Vec<Vec<bf16>>;
@@ -23,43 +24,9 @@ const PERIOD: usize = 1_000_003;
 /// Largest number of standard deviations of a heavy tail.
 const TAIL: f64 = 24.0;
 
-/// A seeded generator.
-///
-/// Source: splitmix64; Box and Muller for the normal distribution.
-pub(super) struct Random(u64);
-
-impl Random {
-    /// Seeded by a text (FNV-1a).
-    pub(super) fn of(text: &str) -> Random {
-        Random(text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// In (0, 1).
-    pub(super) fn uniform(&mut self) -> f64 {
-        ((self.next() >> 12) as f64 + 0.5) / (1u64 << 52) as f64
-    }
-
-    /// In `0..end`.
-    pub(super) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-
-    /// Standard normal.
-    pub(super) fn normal(&mut self) -> f64 {
-        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
-    }
-
-    /// Normal with a normal exponent: most are small, some are [`TAIL`] standard deviations.
-    fn heavy(&mut self) -> f64 {
-        (self.normal() * self.normal().exp()).clamp(-TAIL, TAIL)
-    }
+/// Normal with a normal exponent: most are small, some are [`TAIL`] standard deviations.
+fn heavy(random: &mut Random) -> f64 {
+    (random.normal() * random.normal().exp()).clamp(-TAIL, TAIL)
 }
 
 /// Makes the inputs of a case.
@@ -82,7 +49,7 @@ fn input(kernel: &Kernel, arg: &Arg, set: Set, scale: f64, random: &mut Random) 
     }
     let mut x = fill(len, || match set {
         Set::Measured => random.normal() * scale,
-        Set::Wild => random.heavy() * scale,
+        Set::Wild => heavy(random) * scale,
     });
     if set == Set::Wild {
         // A few channels far from zero, as residual streams have.

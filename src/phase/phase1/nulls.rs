@@ -2,9 +2,9 @@
 
 use ndarray::Array2;
 
-use super::inputs::Random;
 use super::judge::{Limits, Target, judge};
 use crate::error::Result;
+use crate::random::Random;
 
 /// The nulls of a reference, by name. One that is the reference itself (the transposed of a single row) is none.
 pub(super) fn nulls(reference: &Array2<f32>, seed: &str) -> Vec<(&'static str, Array2<f32>)> {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::inputs::Random;
 use crate::kernel::Kernel;
 use crate::kernel::oracle::Sample;
+use crate::random::Random;
 
 /// Multiply-adds up to which every output is compared.
 const FULL: u64 = 64 << 20;

@@ -104,30 +104,27 @@ led! {
     openat64([at: c_int] path, flags: c_int, mode: mode_t) -> c_int = c"openat64";
 }
 
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    let led = Led::of(path);
-    if led.is_node() {
-        return device::open();
-    }
-    let real = real!(c"open" as fn(*const c_char, c_int, mode_t) -> c_int);
-    // SAFETY: the caller's own call.
-    unsafe { real(led.path(), flags, mode) }
+/// Functions that open a path, which may be the device's.
+macro_rules! opens {
+    ($( $name:ident = $symbol:literal; )*) => { $(
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+            let led = Led::of(path);
+            if led.is_node() {
+                return device::open();
+            }
+            let real = real!($symbol as fn(*const c_char, c_int, mode_t) -> c_int);
+            // SAFETY: the caller's own call.
+            unsafe { real(led.path(), flags, mode) }
+        }
+    )* };
 }
 
-/// # Safety
-/// As the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    let led = Led::of(path);
-    if led.is_node() {
-        return device::open();
-    }
-    let real = real!(c"open64" as fn(*const c_char, c_int, mode_t) -> c_int);
-    // SAFETY: the caller's own call.
-    unsafe { real(led.path(), flags, mode) }
+opens! {
+    open = c"open";
+    open64 = c"open64";
 }
 
 /// # Safety

@@ -6,8 +6,10 @@
 //! host's side and never a kernel's numbers on silicon; its name says that it is virtual. What it shall do wrong is read
 //! from `PHASEGATE_VNPU` (see `fault`).
 
-// Its own tests keep the C library (`intercept` is not part of them), which leaves much without a caller.
-#![cfg_attr(test, allow(dead_code))]
+#![cfg_attr(
+    test,
+    expect(dead_code, reason = "its own tests keep the C library, which leaves `intercept`'s callees alone")
+)]
 
 mod abi;
 mod device;
@@ -16,8 +18,7 @@ mod fault;
 mod intercept;
 mod ioctl;
 mod packet;
-// Writing is `vnpu-elves`' part of it.
-#[allow(dead_code)]
+#[cfg_attr(not(test), expect(dead_code, reason = "writing is the part of `vnpu-elves`"))]
 mod program;
 mod tree;
 mod worker;

@@ -4,7 +4,7 @@
 
 use half::bf16;
 
-use super::{Add, Attention, BiasAdd, Blocks, GeluTanh, Gemm, RmsNorm, RmsNormDecode, Rope, SiluMul, Tier};
+use super::super::{Add, Attention, BiasAdd, Blocks, GeluTanh, Gemm, RmsNorm, RmsNormDecode, Rope, SiluMul, Tier};
 use crate::compute::{
     self, Kernel, Out, PackedWeight,
     view::{Dst, Src},
@@ -14,7 +14,7 @@ use crate::compute::{
 ///
 /// Every method is the kernel of the same name; it panics where the shapes do not fit.
 #[derive(Debug, Clone, Copy)]
-pub struct Call<'a>(pub compute::Call<'a>);
+pub(super) struct Call<'a>(pub(super) compute::Call<'a>);
 
 fn src<T: Copy>(slice: &[T]) -> Src<T> {
     // SAFETY: this module's methods hold the borrow until the only run of the kernel is over.
@@ -32,17 +32,17 @@ impl Call<'_> {
     }
 
     /// [`Blocks`]. Shapes: `x`, `y` [rows, cols].
-    pub fn blocks(&self, x: &[bf16], cols: usize, y: &mut [bf16]) {
+    pub(super) fn blocks(&self, x: &[bf16], cols: usize, y: &mut [bf16]) {
         self.run(&[&Blocks { x: src(x), y: dst(y), cols, isa: self.0.isa }]);
     }
 
     /// [`Blocks`] and [`Gemm`] to bf16. Shapes: `a` [M, K], `c` [M, N].
-    pub fn gemm(&self, a: &[bf16], w: &PackedWeight, tier: Tier, c: &mut [bf16]) {
+    pub(super) fn gemm(&self, a: &[bf16], w: &PackedWeight, tier: Tier, c: &mut [bf16]) {
         self.product(a, w, tier, Out::Bf16(dst(c)));
     }
 
     /// [`Blocks`] and [`Gemm`] to f32. Shapes: `a` [M, K], `c` [M, N].
-    pub fn gemm_f32(&self, a: &[bf16], w: &PackedWeight, tier: Tier, c: &mut [f32]) {
+    pub(super) fn gemm_f32(&self, a: &[bf16], w: &PackedWeight, tier: Tier, c: &mut [f32]) {
         self.product(a, w, tier, Out::F32(dst(c)));
     }
 
@@ -54,24 +54,24 @@ impl Call<'_> {
     }
 
     /// [`RmsNorm`]. Shapes: `x`, `y` [rows, cols], `weight` [cols].
-    pub fn rms_norm(&self, x: &[bf16], weight: &[bf16], eps: f32, y: &mut [bf16]) {
+    pub(super) fn rms_norm(&self, x: &[bf16], weight: &[bf16], eps: f32, y: &mut [bf16]) {
         self.run(&[&RmsNorm { x: src(x), weight: src(weight), eps, y: dst(y), isa: self.0.isa }]);
     }
 
     /// [`RmsNormDecode`]. Shapes: `x`, `weight`, `y` [cols].
-    pub fn rms_norm_decode(&self, x: &[bf16], weight: &[bf16], eps: f32, y: &mut [bf16]) {
+    pub(super) fn rms_norm_decode(&self, x: &[bf16], weight: &[bf16], eps: f32, y: &mut [bf16]) {
         self.run(&[&RmsNormDecode { x: src(x), weight: src(weight), eps, y: dst(y), isa: self.0.isa }]);
     }
 
     /// [`Rope`]. Shapes: `x`, `lut`, `y` [rows, head_dim].
-    pub fn rope(&self, x: &[bf16], lut: &[bf16], head_dim: usize, y: &mut [bf16]) {
+    pub(super) fn rope(&self, x: &[bf16], lut: &[bf16], head_dim: usize, y: &mut [bf16]) {
         self.run(&[&Rope { x: src(x), lut: src(lut), y: dst(y), head_dim, isa: self.0.isa }]);
     }
 
     /// [`Attention`]. Shapes: `q`, `out` [S, heads * head_dim], `k`, `v` [S, kv_heads * head_dim]; `dims` is
     /// (heads, kv_heads, head_dim).
     #[expect(clippy::too_many_arguments, reason = "the kernel's own fields")]
-    pub fn attention(
+    pub(super) fn attention(
         &self,
         q: &[bf16],
         k: &[bf16],
@@ -87,22 +87,22 @@ impl Call<'_> {
     }
 
     /// [`SiluMul`]. Shapes: all alike.
-    pub fn silu_mul(&self, gate: &[bf16], up: &[bf16], out: &mut [bf16]) {
+    pub(super) fn silu_mul(&self, gate: &[bf16], up: &[bf16], out: &mut [bf16]) {
         self.run(&[&SiluMul { gate: src(gate), up: src(up), out: dst(out), isa: self.0.isa }]);
     }
 
     /// [`Add`]. Shapes: all alike.
-    pub fn add(&self, a: &[bf16], b: &[bf16], out: &mut [bf16]) {
+    pub(super) fn add(&self, a: &[bf16], b: &[bf16], out: &mut [bf16]) {
         self.run(&[&Add { a: src(a), b: src(b), out: dst(out), isa: self.0.isa }]);
     }
 
     /// [`BiasAdd`]. Shapes: `x`, `y` [rows, cols], `bias` [cols].
-    pub fn bias_add(&self, x: &[bf16], bias: &[bf16], y: &mut [bf16]) {
+    pub(super) fn bias_add(&self, x: &[bf16], bias: &[bf16], y: &mut [bf16]) {
         self.run(&[&BiasAdd { x: src(x), bias: src(bias), y: dst(y), isa: self.0.isa }]);
     }
 
     /// [`GeluTanh`]. Shapes: all alike.
-    pub fn gelu_tanh(&self, x: &[bf16], y: &mut [bf16]) {
+    pub(super) fn gelu_tanh(&self, x: &[bf16], y: &mut [bf16]) {
         self.run(&[&GeluTanh { x: src(x), y: dst(y), isa: self.0.isa }]);
     }
 }
