@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench model` prints a table: medians of five rounds, all measurements of a round taken in turn, so that
 //! what else the machine does falls on all of them alike. `cargo bench --bench model -- --serve` answers one request a
-//! line on stdin (`prefill 512`, `decode 128 16`, `products`, `stream`) with its figure and the CPU time it took: that is how
+//! line on stdin (`prefill 512`, `decode 128 16`, `products`, `stream`, `weights`) with its figure and the CPU time it took: that is how
 //! `fixtures/hf/bench.py` interleaves it with Hugging Face. `MODEL=name` chooses the fixture.
 
 use std::collections::BTreeMap;
@@ -93,6 +93,7 @@ impl Machine {
                 Some("decode") => self.decode(number(1), number(2))?,
                 Some("products") => ceiling.products(),
                 Some("stream") => ceiling.stream(),
+                Some("weights") => weights(&self.runner),
                 _ => break,
             };
             println!("{answer} {}", cpu_seconds() - before);
@@ -111,12 +112,14 @@ impl Machine {
         let mut rates: BTreeMap<(&str, usize), Vec<f64>> = BTreeMap::new();
         // The first round warms up.
         for round in 0..=ROUNDS {
-            let mut seen = vec![(("products", 0), ceiling.products()), (("stream", 0), ceiling.stream())];
+            let mut seen = vec![(("products", 0), ceiling.products())];
             for &len in &prefills {
                 seen.push((("prefill", len), len as f64 / self.prefill(len)?));
             }
             for &cached in &decodes {
+                // Beside each, since other guests of the host share its memory.
                 seen.push((("decode", cached), 1.0 / self.decode(cached, STEPS)?));
+                seen.push((("stream", 0), ceiling.stream()));
             }
             for (what, rate) in seen.into_iter().filter(|_| round > 0) {
                 rates.entry(what).or_default().push(rate);
