@@ -14,6 +14,7 @@ use phasegate::{
     model::ModelConfig,
     phase::Subject,
     plan::{Memory, PlanOptions},
+    report::provenance,
     runner::{Runner, RunnerOptions},
     settings,
 };
@@ -53,19 +54,12 @@ fn main() -> Result<()> {
     println!("prefill {PROMPT}: {:.1} tok/s", PROMPT as f64 / prefill.as_secs_f64());
     println!("decode at {PROMPT}: {:.1} tok/s", STEPS as f64 / decode.as_secs_f64());
     println!("needed {:.3} GB: {needed:?}", needed.total() as f64 / 1e9);
-    if let Some(peak) = peak_bytes() {
+    if let Some(peak) = provenance::peak_memory() {
         let ratio = peak as f64 / needed.total() as f64;
         let verdict = if ratio <= 1.1 { "within" } else { "OVER" };
         println!("peak memory {:.3} GB, {ratio:.3} of what is needed, {verdict} 1.1", peak as f64 / 1e9);
     }
     Ok(())
-}
-
-/// The largest resident set so far.
-fn peak_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 /// The checkpoint's folder, written on first use.

@@ -1,6 +1,7 @@
 //! `verify` and `verify-full`: every step of the chosen prompts against the HF capture.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
@@ -90,7 +91,7 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
 
 /// What the prompts showed, and what ended the run before the last of them.
 struct Seen {
-    findings: Vec<(String, PromptFinding)>,
+    findings: Vec<(String, Arc<PromptFinding>)>,
     kl: Option<Finding>,
     broken: Option<(String, Verdict)>,
 }
@@ -101,7 +102,10 @@ fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
     let mut seen = Seen { findings: vec![], kl: None, broken: None };
     for id in prompts {
         bar.set_message(id.clone());
-        match phase3::prompt(bench, id) {
+        let found = phase3::prompt(bench, id);
+        // Logits of all prompts at once would be the largest thing in memory beside the weights.
+        bench.release(id);
+        match found {
             Ok(found) => seen.findings.push((id.clone(), found)),
             Err(error) => {
                 seen.broken = Some((id.clone(), external::verdict(error)?));
@@ -119,8 +123,8 @@ fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
 
 /// Two devices' figures for the same prompts, one beside the other.
 fn beside(
-    (one, ones): (&str, &[(String, PromptFinding)]),
-    (other, others): (&str, &[(String, PromptFinding)]),
+    (one, ones): (&str, &[(String, Arc<PromptFinding>)]),
+    (other, others): (&str, &[(String, Arc<PromptFinding>)]),
 ) -> Table {
     let each = |what: &str| [format!("{what} {one}"), format!("{what} {other}")];
     let columns: Vec<String> = std::iter::once("prompt".to_owned())
@@ -195,8 +199,9 @@ fn report(command: &str, bench: &Bench, seen: &Seen, started: Instant) -> Result
     prompts.sort_by_key(|(passes, _)| *passes);
     let prompts: Vec<String> = prompts.into_iter().map(|(_, id)| id).collect();
     let (verdict, explained) = crate::phase::explain::after(bench, &prompts, verdict);
-    let prefill: Vec<f64> = timings(bench, findings, |t| vec![t.prefill_us as f64 / 1e3])?;
-    let decode: Vec<f64> = timings(bench, findings, |t| t.decode_us.iter().map(|&us| us as f64 / 1e3).collect())?;
+    let timings = || findings.iter().map(|(_, found)| &found.timing);
+    let prefill: Vec<f64> = timings().map(|t| t.prefill_us as f64 / 1e3).collect();
+    let decode: Vec<f64> = timings().flat_map(|t| t.decode_us.iter().map(|&us| us as f64 / 1e3)).collect();
     let mut report = Report::new(command, &bench.subject().name, bench.describe()?, verdict);
     report.tables.push(table);
     report.tables.extend(divergences(bench.subject(), findings)?);
@@ -214,22 +219,24 @@ fn report(command: &str, bench: &Bench, seen: &Seen, started: Instant) -> Result
     report.fact("decode_ms_median", Summary::of(&decode).median);
     let mut counters = Counters::default();
     let mut decode_steps = 0;
-    for (id, _) in findings {
-        let record = bench.record(id)?;
-        counters += record.counters;
-        decode_steps += record.fed.len();
+    for (_, found) in findings {
+        counters += found.counters;
+        decode_steps += found.decode_steps;
     }
     super::device_facts(&mut report, counters, findings.len(), decode_steps);
     for line in explained {
         report.fact("explanation", line);
     }
     report.fact("composition", crate::phase::phase2::composition(bench.subject())?.to_string());
+    if let Some(bytes) = provenance::peak_memory() {
+        report.fact("peak_memory_bytes", bytes);
+    }
     report.fact("seconds", started.elapsed().as_secs_f64());
     Ok(report)
 }
 
 /// KL per step, one line a prompt, beside what HF bf16's own are at the median.
-fn plots(findings: &[(String, PromptFinding)]) -> Vec<Plot> {
+fn plots(findings: &[(String, Arc<PromptFinding>)]) -> Vec<Plot> {
     let mut kl = Plot::new("KL divergence from HF f32", "step", "KL, nats");
     kl.log = true;
     let steps = findings.iter().map(|(_, f)| f.floor.steps.len()).max().unwrap_or(0);
@@ -245,7 +252,7 @@ fn plots(findings: &[(String, PromptFinding)]) -> Vec<Plot> {
 }
 
 /// Where the two sides part: both top-5 sets as text.
-fn divergences(subject: &Subject, findings: &[(String, PromptFinding)]) -> Result<Option<Table>> {
+fn divergences(subject: &Subject, findings: &[(String, Arc<PromptFinding>)]) -> Result<Option<Table>> {
     let columns =
         ["prompt", "step", "device", "HF", "in each other's top 5", "device's top 5", "HF's top 5", "text before"];
     let mut table = Table::new("First divergences", &columns);
@@ -270,18 +277,6 @@ fn divergences(subject: &Subject, findings: &[(String, PromptFinding)]) -> Resul
         ]);
     }
     Ok((!table.rows.is_empty()).then_some(table))
-}
-
-fn timings(
-    bench: &Bench,
-    findings: &[(String, PromptFinding)],
-    of: impl Fn(&crate::runner::StepTiming) -> Vec<f64>,
-) -> Result<Vec<f64>> {
-    let mut all = vec![];
-    for (id, _) in findings {
-        all.extend(of(&bench.record(id)?.timing));
-    }
-    Ok(all)
 }
 
 fn people(report: &Report) {

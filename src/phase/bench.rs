@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::phase3::PromptFinding;
 use super::{Subject, perplexity};
 use crate::check::token_set::STEPS;
 use crate::compute::{Isa, Pool};
@@ -136,6 +137,7 @@ pub struct Bench {
     external: Option<Mutex<ExternalRunner>>,
     arithmetic: Arithmetic,
     records: Mutex<HashMap<String, Arc<Record>>>,
+    findings: Mutex<HashMap<String, Arc<PromptFinding>>>,
 }
 
 impl Bench {
@@ -160,17 +162,34 @@ impl Bench {
         // The virtual NPU computes with emu's kernels.
         let ieee = matches!(device, "emu" | "vnpu");
         let arithmetic = if ieee { Arithmetic::Ieee } else { Arithmetic::Npu2 };
-        let (runner, records) = Default::default();
+        let (runner, records, findings) = Default::default();
         let (device, prompts, alteration) = (device.into(), prompts.to_vec(), Arc::new(Sound));
         let external = None;
-        Ok(Bench { subject, device, prompts, options, cache, alteration, runner, external, arithmetic, records })
+        Ok(Bench {
+            subject,
+            device,
+            prompts,
+            options,
+            cache,
+            alteration,
+            runner,
+            external,
+            arithmetic,
+            records,
+            findings,
+        })
+    }
+
+    /// As it was before its first run.
+    fn unused(self) -> Bench {
+        Bench { runner: Mutex::default(), records: Mutex::default(), findings: Mutex::default(), ..self }
     }
 
     /// The bench with each stage's plan carried out like this.
     #[must_use]
     pub fn tuned(mut self, prefill: Tuning, decode: Tuning) -> Bench {
         (self.options.prefill, self.options.decode) = (prefill, decode);
-        Bench { runner: Mutex::default(), records: Mutex::default(), ..self }
+        self.unused()
     }
 
     /// What its runner is set up for.
@@ -181,7 +200,7 @@ impl Bench {
     /// The bench of a run with altered parts, of which nothing is cached on disk. The judge keeps the sound ones.
     #[must_use]
     pub fn altered(self, alteration: Arc<dyn Alteration>) -> Bench {
-        Bench { cache: RunCache::off(), alteration, runner: Mutex::default(), records: Mutex::default(), ..self }
+        Bench { cache: RunCache::off(), alteration, ..self.unused() }
     }
 
     /// For these prompts, run by another engine instead of a device of ours. Nothing is cached beyond this process.
@@ -274,9 +293,32 @@ impl Bench {
         Ok(record)
     }
 
+    /// What a prompt's record came to beside its capture, found out once.
+    ///
+    /// Errors: those of `look`.
+    pub(super) fn finding(
+        &self,
+        prompt: &str,
+        look: impl FnOnce() -> Result<PromptFinding>,
+    ) -> Result<Arc<PromptFinding>> {
+        let findings = || self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = findings().get(prompt) {
+            return Ok(found.clone());
+        }
+        // Not under the lock: other prompts are looked at meanwhile.
+        let found = Arc::new(look()?);
+        Ok(findings().entry(prompt.into()).or_insert(found).clone())
+    }
+
+    /// Frees a prompt's record; what was found stays, and whoever asks for the record has it loaded or run again.
+    pub fn release(&self, prompt: &str) {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).remove(prompt);
+    }
+
     /// Takes a record as its own.
     #[cfg(test)]
     pub(super) fn keep(&self, prompt: &str, record: Arc<Record>) {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner).remove(prompt);
         self.records.lock().unwrap_or_else(PoisonError::into_inner).insert(prompt.into(), record);
     }
 

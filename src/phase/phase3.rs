@@ -3,6 +3,8 @@
 //! Binding: upstream's token-set gate per prompt over all 32 steps, no NaN anywhere, KL against HF f32 within a factor
 //! of HF bf16's own, and every layer's distance to HF f32 within a factor of HF bf16's. Layer cases keep baselines.
 
+use std::sync::Arc;
+
 use ndarray::{ArrayView2, Axis, s};
 
 use super::limits::Gate;
@@ -16,8 +18,10 @@ use crate::check::token_set::{STEPS, TokenSet};
 use crate::check::tolerance::at_most;
 use crate::check::ulp::bf16_ulp;
 use crate::check::{Extent, Metrics, Verdict};
+use crate::device::Counters;
 use crate::error::Result;
 use crate::reference::Lens;
+use crate::runner::StepTiming;
 use crate::tensor::{self, F32Matrix};
 
 /// The name of its progress document.
@@ -80,13 +84,21 @@ pub struct PromptFinding {
     pub floor: Kl,
     /// The device's logits at HF f32's top ids against HF f32's, over all steps.
     pub logits: Metrics,
+    /// What the run took and did.
+    pub timing: StepTiming,
+    pub counters: Counters,
+    pub decode_steps: usize,
     pub verdict: Verdict,
 }
 
 /// Compares all steps of one prompt.
 ///
 /// Errors: those of the run and of the comparison.
-pub fn prompt(bench: &Bench, id: &str) -> Result<PromptFinding> {
+pub fn prompt(bench: &Bench, id: &str) -> Result<Arc<PromptFinding>> {
+    bench.finding(id, || look(bench, id))
+}
+
+fn look(bench: &Bench, id: &str) -> Result<PromptFinding> {
     let capture = bench.subject().capture()?.prompt(id)?;
     let record = bench.record(id)?;
     let logits = tensor::to_f32(record.logits.view());
@@ -99,7 +111,8 @@ pub fn prompt(bench: &Bench, id: &str) -> Result<PromptFinding> {
     let logits = Metrics::measure(at_truth.logits.view(), truth.logits.slice(s![..steps, ..]))?;
     let floor = Kl::measure(&truth, &capture.bf16_at_truth())?;
     let verdict = token_set.judge();
-    Ok(PromptFinding { token_set, agreement, kl, floor, logits, verdict })
+    let (timing, counters, decode_steps) = (record.timing.clone(), record.counters, record.fed.len());
+    Ok(PromptFinding { token_set, agreement, kl, floor, logits, timing, counters, decode_steps, verdict })
 }
 
 /// Each side's choice among the other's five at every step of these prompts, ties included, and no choice that costs more
@@ -127,7 +140,8 @@ pub fn agreement(bench: &Bench, prompts: &[String]) -> Result<Verdict> {
 pub fn regret(bench: &Bench, prompts: &[String]) -> Result<(f64, f64)> {
     let (mut worst, mut own) = (0f64, 1f64);
     for id in prompts {
-        let steps = prompt(bench, id)?.agreement.steps;
+        let found = prompt(bench, id)?;
+        let steps = &found.agreement.steps;
         worst = steps.iter().map(|step| step.regret_ulp).fold(worst, f64::max);
         let capture = bench.subject().capture()?.prompt(id)?;
         for (top, f32s) in capture.bf16.logits.column(0).iter().zip(capture.bf16_at_f32.column(0)) {
@@ -143,7 +157,7 @@ fn token_set(bench: &Bench, id: &str) -> Result<Finding> {
     // Choices at near-ties flip with the last bit of a sum, and one such step moves a prompt's KL; the logits hardly move.
     let logits = &found.logits;
     let numbers = vec![("rel_l2", logits.rel_l2), ("mean_abs", logits.mean_abs)];
-    Ok(Finding { verdict: found.verdict, numbers })
+    Ok(Finding { verdict: found.verdict.clone(), numbers })
 }
 
 /// The layers of one lens prompt; the last one after the final norm, on both sides.
@@ -236,8 +250,8 @@ pub fn kl_and_floor(bench: &Bench, prompts: &[String]) -> Result<(Kl, Kl)> {
     let (mut steps, mut floor) = (vec![], vec![]);
     for id in prompts {
         let found = prompt(bench, id)?;
-        steps.extend(found.kl.steps);
-        floor.extend(found.floor.steps);
+        steps.extend_from_slice(&found.kl.steps);
+        floor.extend_from_slice(&found.floor.steps);
     }
     Ok((Kl::of(steps), Kl::of(floor)))
 }

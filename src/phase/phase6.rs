@@ -5,12 +5,15 @@
 
 mod call;
 
+use std::path::Path;
+
 use serde_json::Value;
 
 pub use call::Deployment;
 
 use super::subject::Outline;
 use super::{Case, Finding, Subject};
+use crate::check::tolerance::at_most;
 use crate::check::{Extent, Verdict};
 use crate::error::{Error, Result};
 use crate::plan::{Op, Plan};
@@ -18,16 +21,23 @@ use crate::runner::RunnerOptions;
 
 /// Tokens that the short runs generate.
 const TOKENS: usize = 8;
+/// Peak memory of `verify` over the checkpoint's size, at most.
+const MEMORY: f64 = 1.3;
+/// What any process may take, however small its checkpoint: program, tokenizer, captures.
+///
+/// Units: bytes.
+const SMALL: f64 = 96e6;
 /// What `run` and `profile` continue.
 const PROMPT: &str = "The capital of France is";
 
 /// Every case of phase 6 for one model.
 pub fn cases(outline: &Outline, binary: &'static str) -> Vec<Case> {
     type Body = fn(&Deployment) -> Result<Finding>;
-    let bodies: [(&str, Body); 8] = [
+    let bodies: [(&str, Body); 9] = [
         ("run", run),
         ("verify", verify),
         ("verify_full", verify_full),
+        ("memory", memory),
         ("diagnosis", diagnosis),
         ("profile", profile),
         ("exit_codes", exit_codes),
@@ -85,6 +95,27 @@ fn verify_full(deployment: &Deployment) -> Result<Finding> {
     let (failures, report) = passes(deployment, &["verify-full"])?;
     let rows = report["tables"][0]["rows"].as_array().map_or(0, Vec::len);
     let extent = Extent::new().require("prompts", 8).compare("prompts", rows as u64);
+    Ok(Finding::of(Verdict::judge(failures, extent)))
+}
+
+/// A `verify` needs little more than the packed weights: what is beside them does not grow with the prompts.
+fn memory(deployment: &Deployment) -> Result<Finding> {
+    let (mut failures, report) = passes(deployment, &["verify", "--max-prompts", "8"])?;
+    let files = Subject::shared(&deployment.model)?.checkpoint.files().map(Path::to_owned).collect::<Vec<_>>();
+    let sizes = files.iter().map(|file| Ok(file.metadata().map_err(Error::io(file))?.len()));
+    let checkpoint = sizes.sum::<Result<u64>>()? as f64;
+    let limit = (MEMORY * checkpoint).max(SMALL);
+    // Where the system does not tell, this is inconclusive.
+    let peak = number(&report, "peak_memory_bytes");
+    failures.extend(peak.filter(|&peak| !at_most(peak, limit)).map(|peak| {
+        format!(
+            "peak memory {:.1} MB, at most {:.1}: checkpoint of {:.1} MB",
+            peak / 1e6,
+            limit / 1e6,
+            checkpoint / 1e6
+        )
+    }));
+    let extent = Extent::new().require("peaks", 1).compare("peaks", peak.is_some().into());
     Ok(Finding::of(Verdict::judge(failures, extent)))
 }
 

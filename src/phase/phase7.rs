@@ -156,7 +156,7 @@ fn again(bench: &Bench, prompts: &[String]) -> Result<(Exhibit, Vec<(String, f64
         let found = phase3::prompt(bench, id)?;
         same += found.token_set.same();
         steps += found.token_set.steps.len();
-        verdicts.push(found.verdict);
+        verdicts.push(found.verdict.clone());
     }
     let kl = phase3::kl(bench, prompts)?;
     let verdict = Verdict::all(verdicts).and(phase3::agreement(bench, prompts)?).and(kl.verdict);

@@ -82,7 +82,7 @@ fn case(model: &str, device: &str, rewrite: Rewrite, prompts: &[String], lens: &
 pub fn gates(bench: &Bench, prompts: &[String], lens: &[String]) -> Result<Verdict> {
     let mut verdict = phase3::kl(bench, prompts)?.verdict;
     for id in prompts {
-        verdict = verdict.and(phase3::prompt(bench, id)?.verdict);
+        verdict = verdict.and(phase3::prompt(bench, id)?.verdict.clone());
     }
     for id in lens {
         verdict = verdict.and(phase2::block(bench, id)?.verdict).and(phase3::noise(bench, id)?.verdict);

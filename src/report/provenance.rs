@@ -1,5 +1,6 @@
 //! What a run's figures come from: enough to say whether two runs may be compared.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -62,4 +63,13 @@ pub fn of(subject: &Subject) -> Result<Vec<(String, String)>> {
     ];
     all.extend(capture.identity().prompts_sha256.into_iter().map(|(file, hash)| (format!("prompts {file}"), hash)));
     Ok(all)
+}
+
+/// The largest resident set of this process so far, pages of mapped files included; where the system tells (Linux).
+///
+/// Units: bytes.
+pub fn peak_memory() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }

@@ -83,7 +83,7 @@ pub(super) fn of_run(bench: &Bench, prompts: &[String], lens: &[String]) -> Resu
     if !whole.is_empty() {
         ask(Gate::Added, added::judge(bench, &whole).map(|f| f.verdict));
     }
-    ask(Gate::TokenSet, of_all(&|id| Ok(phase3::prompt(bench, id)?.verdict), prompts));
+    ask(Gate::TokenSet, of_all(&|id| Ok(phase3::prompt(bench, id)?.verdict.clone()), prompts));
     ask(Gate::Agreement, phase3::agreement(bench, prompts));
     ask(Gate::Kl, phase3::kl(bench, prompts).map(|f| f.verdict));
     let walked = decode::walk(bench, WALK);

@@ -101,7 +101,7 @@ impl Contender {
     ///
     /// Errors: those of the runs.
     pub fn gate(&self) -> Result<Verdict> {
-        let verdicts = self.prompts.iter().map(|id| Ok(phase3::prompt(&self.bench, id)?.verdict));
+        let verdicts = self.prompts.iter().map(|id| Ok(phase3::prompt(&self.bench, id)?.verdict.clone()));
         Ok(Verdict::all(verdicts.collect::<Result<Vec<_>>>()?))
     }
 

@@ -36,7 +36,7 @@ fn scaling_switched_off_fails_the_long_prompt_and_no_short_one() {
     let off = bench("tiny_llama", &all, |config| config.rope.kind = RopeKind::Default);
     let on = bench("tiny_llama", &all, |_| {});
     let token_sets = |bench: &Bench, prompts: &[String]| {
-        Verdict::all(prompts.iter().map(|id| prompt(bench, id).unwrap().verdict)).outcome()
+        Verdict::all(prompts.iter().map(|id| prompt(bench, id).unwrap().verdict.clone())).outcome()
     };
     let kl = |bench: &Bench, prompts: &[String]| kl(bench, prompts).unwrap().verdict.outcome();
     assert_eq!((token_sets(&on, &all), kl(&on, &all)), (Outcome::Pass, Outcome::Pass));
