@@ -186,6 +186,10 @@ fn conclude(rows: &[Row]) -> Result<bool> {
         groups.entry((format!("{:?}", row.kind), row.device)).or_default().push(row);
         groups.entry(("all".into(), row.device)).or_default().push(row);
         groups.entry(("all".into(), "both")).or_default().push(row);
+        if !row.how.is_known() {
+            groups.entry(("not in the library".into(), row.device)).or_default().push(row);
+            groups.entry(("not in the library".into(), "both")).or_default().push(row);
+        }
     }
     for ((kind, device), rows) in &groups {
         let rates = Rates::of(rows.iter().copied());

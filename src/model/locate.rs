@@ -84,7 +84,10 @@ fn unlisted(name: String, checkpoint_dir: PathBuf) -> Located {
     Located { name, manifest: None, variant: None, checkpoint_dir, reference, default_prompts }
 }
 
-fn fixture(root: &Path, manifest: Manifest, variant: Option<&str>) -> Result<Located> {
+/// What a fixture's manifest means by this variant.
+///
+/// Errors: [`Error::Unavailable`] when the checkpoint is not there, [`Error::Unknown`] for a variant it has not.
+pub fn fixture(root: &Path, manifest: Manifest, variant: Option<&str>) -> Result<Located> {
     let taken = manifest.variant(variant)?.clone();
     let name = variant.unwrap_or(&manifest.default_variant).to_owned();
     let missing = |why: String| Error::Unavailable { what: format!("model {}", manifest.name), why };

@@ -21,7 +21,7 @@ mod tests;
 pub use checkpoint::{Accounting, Checkpoint, Weights};
 pub use config::rope::{RopeKind, RopeParameters, RopeTable};
 pub use config::{Architecture, Coverage, Difference, ModelConfig, TensorSpec};
-pub use locate::{Located, locate, locate_in};
+pub use locate::{Located, fixture, locate, locate_in};
 pub use manifest::{Manifest, Variant, fixtures};
 pub use prompts::{Prompt, PromptSet};
 pub use tokenizer::Tokenizer;

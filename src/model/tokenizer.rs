@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::config::{ModelConfig, read_json};
+use super::config::{ModelConfig, parse_json, read_bytes, read_json};
 use crate::error::{Error, Result};
 
 /// Special tokens by the names that chat templates know them under.
@@ -38,10 +38,15 @@ impl Tokenizer {
                 }
             }
         }
-        let json = read_json(&path)?;
-        let text = json.to_string();
-        let mut inner = tokenizers::Tokenizer::from_bytes(text.as_bytes())
-            .map_err(|e| Error::malformed(&path, format!("not a tokenizer: {e}")))?;
+        let bytes = read_bytes(&path)?;
+        // Parsed as JSON once more only to say what is wrong: a vocabulary is megabytes.
+        let mut inner = match tokenizers::Tokenizer::from_bytes(&bytes) {
+            Ok(inner) => inner,
+            Err(error) => {
+                parse_json(&path, &bytes)?;
+                return Err(Error::malformed(&path, format!("not a tokenizer: {error}")));
+            }
+        };
         // A capture's ids are of whole prompts; HF ignores what the file says here unless asked to.
         inner.with_truncation(None).map_err(|e| Error::malformed(&path, e.to_string()))?;
         inner.with_padding(None);

@@ -79,7 +79,7 @@ impl Outline {
 ///
 /// Errors: whatever else is wrong with its manifest.
 pub fn missing(root: &Path, manifest: &Manifest) -> Result<Option<String>> {
-    match model::locate_in(root, &manifest.name, None) {
+    match model::fixture(root, manifest.clone(), None) {
         Ok(_) => Ok(None),
         Err(Error::Unavailable { what, why }) => Ok(Some(format!("{what} is not available: {why}"))),
         Err(error) => Err(error),

@@ -50,7 +50,7 @@ impl Capture {
         let header = Header::read(path.as_ref())?;
         let about = About::parse(path.as_ref(), &header.strings())?;
         schema::check_shapes(&header, &about)?;
-        let tensors = header.load()?;
+        let tensors = Tensors { header };
         schema::check_ids(&tensors, &about)?;
         Ok(Capture { tensors, about })
     }

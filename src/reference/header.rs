@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use half::bf16;
 use ndarray::{Array1, Array2, Array3, ArrayBase, Dimension, OwnedRepr};
@@ -18,7 +19,10 @@ const HEADER_MAX: u64 = 100_000_000;
 /// A sound header with the file it came from; the data follows.
 pub(super) struct Header {
     pub path: PathBuf,
-    file: File,
+    /// Moved by whoever reads.
+    file: Mutex<File>,
+    /// Where the data begins.
+    start: u64,
     metadata: Metadata,
 }
 
@@ -48,7 +52,7 @@ impl Header {
             let why = format!("truncated or overlong: {stored} bytes of data, the header declares {declared}");
             return Err(Error::malformed(path, why));
         }
-        Ok(Header { path: path.to_owned(), file, metadata })
+        Ok(Header { path: path.to_owned(), file: Mutex::new(file), start: 8 + length, metadata })
     }
 
     /// The string map `__metadata__`; empty when there is none.
@@ -71,28 +75,30 @@ impl Header {
         Error::Tensor { path: self.path.clone(), tensor: tensor.to_owned(), found, expected }
     }
 
-    /// Reads the data. A capture is a few MB, so it is read and not mapped: no unsafe, and no later change of the file
-    /// can be seen.
-    pub fn load(mut self) -> Result<Tensors> {
-        let mut data = vec![0u8; self.metadata.data_len()];
-        self.file.read_exact(&mut data).map_err(Error::io(&self.path))?;
-        Ok(Tensors { header: self, data })
+    /// `length` bytes of the data from `offset` on.
+    fn read_at(&self, offset: usize, length: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0u8; length];
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(self.start + offset as u64)).map_err(Error::io(&self.path))?;
+        file.read_exact(&mut bytes).map_err(Error::io(&self.path))?;
+        Ok(bytes)
     }
 }
 
-/// The tensors of a file, in memory.
+/// The tensors of a file, each read when it is asked for: a case that needs one prompt does not wait for all. The file
+/// stays open, so a capture that is made anew (written beside it and renamed) does not show in this one.
 pub(super) struct Tensors {
     pub header: Header,
-    data: Vec<u8>,
 }
 
 impl Tensors {
-    fn bytes(&self, tensor: &str, dtypes: &[Dtype]) -> Result<(&TensorInfo, &[u8])> {
+    fn bytes(&self, tensor: &str, dtypes: &[Dtype]) -> Result<(&TensorInfo, Vec<u8>)> {
         let info = self.header.info(tensor)?;
         if !dtypes.contains(&info.dtype) {
             return Err(self.header.wrong(tensor, format!("{:?}", info.dtype), format!("one of {dtypes:?}")));
         }
-        Ok((info, &self.data[info.data_offsets.0..info.data_offsets.1]))
+        let (from, to) = info.data_offsets;
+        Ok((info, self.header.read_at(from, to - from)?))
     }
 
     /// An i32 tensor's values in row-major order, as stored.

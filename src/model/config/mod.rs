@@ -215,12 +215,18 @@ fn top(name: &str, shape: Vec<usize>, part: &'static str) -> TensorSpec {
 ///
 /// Errors: [`Error::Io`], [`Error::Malformed`].
 pub fn read_json(path: &Path) -> Result<Value> {
+    parse_json(path, &read_bytes(path)?)
+}
+
+/// Reads a file of the size that a JSON file may have.
+///
+/// Errors: [`Error::Io`], [`Error::Malformed`].
+pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let size = std::fs::metadata(path).map_err(Error::io(path))?.len();
     if size > MAX_JSON_BYTES {
         return Err(Error::malformed(path, format!("{size} bytes, expected a JSON file of at most {MAX_JSON_BYTES}")));
     }
-    let bytes = std::fs::read(path).map_err(Error::io(path))?;
-    parse_json(path, &bytes)
+    std::fs::read(path).map_err(Error::io(path))
 }
 
 /// Parses JSON bytes; `path` is for messages only.
