@@ -7,7 +7,7 @@ use clap::Args;
 use super::engine::{EngineArgs, Started};
 use super::{ModelArgs, ReportArgs};
 use crate::check::layers::{self, Layer};
-use crate::phase::{Bench, Run, Subject, explain, external, phase2, phase3, progress};
+use crate::phase::{Bench, Run, Subject, added, explain, external, phase2, phase3, progress};
 use crate::report::{Cell, Plot, Report, Table, provenance};
 use crate::settings;
 
@@ -46,7 +46,12 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     let found = phase3::lens(&bench, &prompt)?;
     let positions = subject.lens(&prompt)?.positions.len();
-    let columns = [
+    // What a layer adds of its own needs a runner of ours and HF's input at every position.
+    let added = match !bench.is_external() && added::prompts(&bench)?.contains(&prompt) {
+        true => Some(added::layers(&bench, &prompt)?),
+        false => None,
+    };
+    let mut columns = vec![
         "layer",
         "cosine",
         "cos min",
@@ -58,11 +63,12 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
         "rel_l2",
         "noise ratio",
     ];
+    columns.extend(added.is_some().then_some("added"));
     let mut table = Table::new(&format!("Layers against HF bf16, {prompt}, {positions} positions"), &columns);
     for layer in &found {
         let side = &layer.vs_bf16;
         let last = if layer.layer + 1 == found.len() { " (after final norm)" } else { "" };
-        table.row([
+        let mut row = vec![
             Cell::from(format!("{:02}{last}", layer.layer)),
             side.cosine.into(),
             side.positions.min.into(),
@@ -73,7 +79,10 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
             side.body.sqnr_db.into(),
             side.body.rel_l2.into(),
             layer.noise_ratio.into(),
-        ]);
+        ];
+        let own = added.as_ref().map(|added| added.get(layer.layer).map_or(f64::NAN, |own| own.over_first));
+        row.extend(own.map(Cell::from));
+        table.row(row);
     }
     let verdict = layers::judge(&found, subject.config.num_hidden_layers, positions);
     let block = phase2::block(&bench, &prompt)?;
@@ -84,6 +93,12 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     report.tables.push(table);
     report.plots = plots(&found, phase3::noise_limit(&bench)?);
+    if let Some(added) = &added {
+        let mut plot = Plot::new("Added by each layer from HF's own input", "layer", "over HF bf16's first layer");
+        plot.limit = Some(added::limit(&bench)?);
+        plot.line("device", added.iter().map(|own| (own.layer as f64, own.over_first)));
+        report.plots.push(plot);
+    }
     report.provenance = provenance::of(&subject)?;
     report.fact("composition", phase2::composition(&subject)?.to_string());
     for (option, value) in args.model.plan().facts() {
@@ -100,7 +115,7 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
         say!("{} on {}\n", report.model, report.device_description);
         say!("{}", report.tables[0].render());
         say!(
-            "noise ratio: distance to HF f32 over HF bf16's own, positions >= 1; max_abs .. rel_l2 leave position 0 out"
+            "noise ratio: distance to HF f32 over HF bf16's own, positions >= 1; max_abs .. rel_l2 leave position 0 out\nadded: what the layer adds when it starts from HF bf16's own input, over what HF bf16's first layer adds"
         );
         for (name, value) in &report.facts {
             say!("{name}: {}", value.text());
