@@ -10,11 +10,13 @@ use std::io::{BufRead, Write};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use half::bf16;
 use phasegate::{
     check::Summary,
-    compute::{Ceiling, Isa, Pool},
+    compute::{Call, Ceiling, Isa, PackedWeight, Pool},
     device::Layout,
     error::Result,
+    kernel::Kernel,
     phase::{Subject, bench},
     plan::{Op, PlanOptions, Tuning},
     runner::{Hook, NpuRunner, Runner, RunnerOptions, StepContext},
@@ -105,6 +107,7 @@ impl Machine {
     fn table(&mut self, subject: &Subject) -> Result<()> {
         let pool = self.pool.clone();
         let ceiling = Ceiling::new(&pool, self.isa, STREAM_BYTES);
+        let stream = GemvStream::new(&self.runner, &pool);
         let config = self.runner.config().clone();
         let prefills: Vec<usize> = PREFILLS.into_iter().filter(|&n| n <= config.max_position_embeddings).collect();
         let decodes: Vec<usize> =
@@ -120,15 +123,21 @@ impl Machine {
                 // Beside each, since other guests of the host share its memory.
                 seen.push((("decode", cached), 1.0 / self.decode(cached, STEPS)?));
                 seen.push((("stream", 0), ceiling.stream()));
+                seen.push((("gemv", 0), stream.rate(&pool, self.isa)));
             }
             for (what, rate) in seen.into_iter().filter(|_| round > 0) {
                 rates.entry(what).or_default().push(rate);
             }
         }
         let mut median = |what| Summary::of(&rates.remove(&what).unwrap_or_default()).median;
-        let (products, stream) = (median(("products", 0)), median(("stream", 0)));
+        let (products, stream, gemv) = (median(("products", 0)), median(("stream", 0)), median(("gemv", 0)));
         println!("{} on {} threads, {}", subject.name, pool.threads(), self.isa);
-        println!("ceilings: {:.0} GFLOP/s of pair products, {:.1} GB/s of stream", products / 1e9, stream / 1e9);
+        println!(
+            "ceilings: {:.0} GFLOP/s of pair products, {:.1} GB/s of stream, {:.1} GB/s of the decode's GEMVs alone",
+            products / 1e9,
+            stream / 1e9,
+            gemv / 1e9
+        );
         for len in prefills {
             let (rate, flops) = (median(("prefill", len)), work(&self.runner, len));
             let share = 100.0 * flops * rate / len as f64 / products;
@@ -136,8 +145,12 @@ impl Machine {
         }
         for cached in decodes {
             let (rate, bytes) = (median(("decode", cached)), weights(&self.runner));
-            let share = 100.0 * bytes * rate / stream;
-            println!("decode at {cached:4}: {rate:8.1} tok/s, {share:4.1} % of the stream's ceiling");
+            let share = |ceiling: f64| 100.0 * bytes * rate / ceiling;
+            println!(
+                "decode at {cached:4}: {rate:8.1} tok/s, {:4.1} % of the stream, {:4.1} % of its GEMVs alone",
+                share(stream),
+                share(gemv)
+            );
         }
         for len in [512, 2048].into_iter().filter(|&n| n <= config.max_position_embeddings) {
             self.profile(&format!("prefill {len}"), |m| m.prefill(len).map(drop))?;
@@ -166,6 +179,40 @@ impl Machine {
             );
         }
         Ok(())
+    }
+}
+
+/// Weights of the shapes that one decode step reads, each once: what GEMV gives when nothing is between.
+struct GemvStream {
+    weights: Vec<PackedWeight>,
+    x: Vec<bf16>,
+    longest: usize,
+}
+
+impl GemvStream {
+    fn new(runner: &NpuRunner, pool: &Pool) -> GemvStream {
+        let plan = runner.decode_plan();
+        let shapes: Vec<(usize, usize)> = plan
+            .launches()
+            .filter_map(|(_, launch)| match launch.kernel {
+                Kernel::Gemv { m, k, .. } => Some((m, k)),
+                _ => None,
+            })
+            .collect();
+        let weights = shapes.iter().map(|&(n, k)| PackedWeight::pack(pool, &vec![bf16::ONE; n * k], n, k)).collect();
+        let most = |of: fn(&(usize, usize)) -> usize| shapes.iter().map(of).max().unwrap_or(0);
+        GemvStream { weights, x: vec![bf16::ONE; most(|s| s.1)], longest: most(|s| s.0) }
+    }
+
+    /// Units: bytes/s.
+    fn rate(&self, pool: &Pool, isa: Isa) -> f64 {
+        let (call, mut y) = (Call { pool, isa }, vec![bf16::ZERO; self.longest]);
+        let started = Instant::now();
+        for w in &self.weights {
+            call.gemv(&self.x[..w.k()], w, &mut y[..w.n()]);
+        }
+        let bytes: usize = self.weights.iter().map(PackedWeight::bytes).sum();
+        bytes as f64 / started.elapsed().as_secs_f64()
     }
 }
 
