@@ -19,7 +19,12 @@ pub struct Found {
 pub fn search() -> Result<Found, String> {
     let mut too_old = Vec::new();
     for (include, lib) in places() {
-        println!("cargo::rerun-if-changed={}", include.join("xrt").display());
+        // Cargo takes a watched path that is missing for a change, and would build everything anew at every call. The
+        // folder of `make xrt` is asked for only where it is wanted, so it is watched in any case.
+        let headers = include.join("xrt");
+        if headers.exists() || include.starts_with(crate::workspace()) {
+            println!("cargo::rerun-if-changed={}", headers.display());
+        }
         let Some(version) = version(&include).filter(|_| lib.join("libxrt_coreutil.so").exists()) else { continue };
         if version >= NEEDED {
             return Ok(Found { include, lib, version });
