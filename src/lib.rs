@@ -1,9 +1,10 @@
 //! Bring-up of Hugging Face decoder models on an AMD NPU2, gated phase by phase against HF transformers in bf16.
 //!
 //! The rooms, from the ground up; a room imports only rooms above it in this list (ARCHITECTURE.md, kept by a test):
-//! `error`, `random`, `tensor`, `settings` · `check` (the judge: pure) · `model` · `kernel` · `reference` · `compute` · `device` ·
+//! `error`, `begun`, `random`, `tensor`, `settings` · `check` (the judge: pure) · `model` · `kernel` · `reference` · `compute` · `device` ·
 //! `plan` · `runner` · `fault` · `explain` · `phase` · `report` · `harness` · `commands`.
 
+pub mod begun;
 pub mod check;
 pub mod commands;
 pub mod compute;

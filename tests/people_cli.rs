@@ -1,6 +1,7 @@
 //! What people do with the program beside the gates: pages, comparisons, text, completions, a deployment.
 
 mod binary;
+mod people;
 
 use std::fs;
 

@@ -5,14 +5,13 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::planted::PlantedArgs;
 use super::{ModelArgs, ReportArgs};
 use crate::check::{Extent, Verdict};
 use crate::explain::bisect::{Bisect, LAYER};
 use crate::explain::fit::Hypothesis;
-use crate::fault::{At, Fault};
 use crate::phase::{Subject, bench, explain};
 use crate::report::{Cell, Report, Table, provenance};
-use crate::runner::{Alteration, Sound};
 use crate::settings;
 
 #[derive(Args)]
@@ -24,34 +23,15 @@ pub(super) struct BisectArgs {
     /// Time for fitting the catalogue of faults (default: PHASEGATE_EXPLAIN_SECONDS)
     #[arg(long, value_name = "SECONDS")]
     budget: Option<u64>,
-    /// Put a fault of the catalogue into the run first, to see it found
-    #[arg(long, value_name = "ID")]
-    fault: Option<String>,
-    /// The layer of that fault
-    #[arg(long, value_name = "N", requires = "fault")]
-    layer: Option<usize>,
-    /// The strength of that fault
-    #[arg(long, value_name = "X", requires = "fault")]
-    strength: Option<f64>,
+    #[command(flatten)]
+    planted: PlantedArgs,
 }
 
 pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let device = args.model.label();
     let budget = args.budget.map_or_else(settings::explain_budget, |seconds| Ok(Duration::from_secs(seconds)))?;
-    let altered: Box<dyn Alteration> = match &args.fault {
-        None => Box::new(Sound),
-        Some(id) => {
-            let entry = Fault::entry(id)?;
-            let default = entry.default_at(&subject.config);
-            let strength = args.strength.unwrap_or(default.strength);
-            Box::new(Fault::new(
-                entry,
-                &subject.config,
-                At { layer: args.layer.or(default.layer), strength, ..default },
-            )?)
-        }
-    };
+    let altered = args.planted.alteration(&subject.config)?;
     let found = explain::explain(&subject, &device, &*altered, &args.model.plan(), budget)?;
     let opened = bench::open_device(&device)?;
     let info = (opened.info().label.clone(), opened.info().description.clone());
@@ -60,8 +40,8 @@ pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
     report.tables.extend((!found.bisect.rows.is_empty()).then(|| launches(&found.bisect)));
     report.tables.extend((!found.hypotheses.is_empty()).then(|| hypotheses(&found.hypotheses)));
     report.provenance = provenance::of(&subject)?;
-    if let Some(id) = &args.fault {
-        report.fact("injected fault", id.as_str());
+    if let Some(id) = args.planted.id() {
+        report.fact("injected fault", id);
     }
     for (i, line) in found.lines().into_iter().enumerate() {
         report.fact(if i == 0 { "bisect" } else { "fit" }, line);

@@ -15,8 +15,6 @@ use crate::runner::{NpuRunner, RunnerOptions, Sampler};
 
 /// Units: positions. What a chat sets aside room for, however many the model could do.
 const LONGEST_CONVERSATION: usize = 2048;
-/// Exit code of a program that Ctrl-C ended: 128 + SIGINT.
-const ENDED_BY_SIGINT: i32 = 130;
 
 /// Whether a reply is being generated: Ctrl-C then ends it, and otherwise the program.
 static REPLYING: AtomicBool = AtomicBool::new(false);
@@ -55,7 +53,7 @@ pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
     let _ = ctrlc::set_handler(|| {
         INTERRUPTED.store(true, Ordering::Relaxed);
         if !REPLYING.load(Ordering::Relaxed) {
-            std::process::exit(ENDED_BY_SIGINT);
+            super::interrupted();
         }
     });
     if let Some(text) = args.prompt {

@@ -22,6 +22,7 @@ mod inspect;
 mod kernels;
 mod merge;
 mod optimise;
+mod planted;
 mod profile;
 mod progress_bar;
 mod report;
@@ -34,6 +35,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::begun;
 use crate::check::Outcome;
 use crate::device::Counters;
 use crate::error::{Error, Result};
@@ -42,6 +44,8 @@ use crate::plan::{BiasLowering, PlanOptions};
 use crate::report::Report;
 use crate::settings;
 
+/// Exit code of a program that Ctrl-C ended: 128 + SIGINT.
+const ENDED_BY_SIGINT: i32 = 130;
 /// Wrong arguments, as in sysexits.h.
 const USAGE: u8 = 64;
 
@@ -248,6 +252,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(code);
         }
     };
+    if !matches!(cli.command, Command::Chat(_)) {
+        // The one handler of the process; chat has its own.
+        let _ = ctrlc::set_handler(interrupted);
+    }
     let result = match cli.command {
         Command::Deploy(args) => deploy::run(args),
         Command::Run(args) => run::run(args),
@@ -276,6 +284,12 @@ pub fn main() -> ExitCode {
         eprintln!("error: {error:#}");
         ExitCode::from(error.downcast_ref::<Error>().map_or(1, exit_code))
     })
+}
+
+/// Ends the process as Ctrl-C does, leaving nothing half-written.
+fn interrupted() {
+    begun::sweep();
+    std::process::exit(ENDED_BY_SIGINT);
 }
 
 /// Whether the reader of our output has simply gone.

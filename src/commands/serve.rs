@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::ModelArgs;
+use super::planted::PlantedArgs;
 use crate::error::{Error, Result};
 use crate::model::hashes::sha256_file;
 use crate::phase::Subject;
@@ -15,13 +16,16 @@ use crate::runner::{NpuRunner, Runner, RunnerOptions};
 #[derive(Args)]
 #[command(after_help = "Examples:
   phasegate verify tiny_llama --runner \"phasegate serve tiny_llama\"
-  phasegate verify tiny_llama --runner \"ssh npu-box phasegate serve tiny_llama --device npu\"")]
+  phasegate verify tiny_llama --runner \"ssh npu-box phasegate serve tiny_llama --device npu\"
+  phasegate verify tiny_llama --runner \"phasegate serve tiny_llama --fault kv_row_late\"      # must fail")]
 pub(super) struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Positions to set aside room for (default: all of the model's, at most 2048)
     #[arg(long, value_name = "N")]
     max_positions: Option<usize>,
+    #[command(flatten)]
+    planted: PlantedArgs,
 }
 
 /// Units: positions.
@@ -45,7 +49,8 @@ fn start(args: &ServeArgs, ask: &Ask) -> Result<(NpuRunner, Hello)> {
     let lengths = (4..=most.max(16).ilog2()).map(|power| 1 << power).chain([most]).filter(|&n| n <= most);
     let mut options = RunnerOptions::for_prompts(lengths, 0, subject.config.max_position_embeddings);
     options.plan = args.model.plan();
-    let runner = subject.runner(&args.model.label(), &options)?;
+    let altered = args.planted.of_an_engine(&subject.config)?;
+    let runner = subject.altered_runner(&args.model.label(), &options, &*altered)?;
     let files = subject.checkpoint.files();
     let mut weights_sha256 = std::collections::BTreeMap::new();
     for path in files {

@@ -11,6 +11,7 @@ use std::time::UNIX_EPOCH;
 use sha2::{Digest, Sha256};
 
 use super::safetensors_file::SafetensorsFile;
+pub use crate::begun::write_atomically;
 use crate::error::{Error, Result};
 use crate::settings;
 
@@ -103,16 +104,4 @@ fn entry(path: &Path, cache: &Path) -> Result<PathBuf> {
     };
     let key = format!("{}\n{}\n{stamp}", full.display(), meta.len());
     Ok(cache.join(format!("{}.json", sha256(key.as_bytes()))))
-}
-
-/// Writes beside `path` and renames, so that a reader sees all or nothing.
-///
-/// Errors: [`Error::Io`].
-pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-    let mut temp = tempfile::NamedTempFile::new_in(dir).map_err(Error::io(dir))?;
-    std::io::Write::write_all(&mut temp, bytes).map_err(Error::io(path))?;
-    temp.persist(path).map_err(|e| Error::io(path)(e.error))?;
-    Ok(())
 }

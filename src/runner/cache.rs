@@ -102,9 +102,7 @@ impl RunCache {
             return Ok(record);
         }
         let record = run()?;
-        let mut file = tempfile::NamedTempFile::new_in(dir).map_err(Error::io(dir))?;
-        std::io::Write::write_all(&mut file, &record.to_bytes(&path)?).map_err(Error::io(&path))?;
-        file.persist(&path).map_err(|e| Error::Io { path: path.clone(), source: e.error })?;
+        write_atomically(&path, &record.to_bytes(&path)?)?;
         Ok(record)
     }
 }

@@ -7,6 +7,7 @@ use super::source;
 /// [`NARROWER`] says less. What is missing here may not exist under `src/`.
 const ROOMS: &[&str] = &[
     "error",
+    "begun",
     "random",
     "tensor",
     "settings",
@@ -30,13 +31,13 @@ const ROOMS: &[&str] = &[
 const NARROWER: &[(&str, &[&str], &str)] = &[
     ("check", &["error", "tensor"], "the judge shares no code with the judged"),
     ("compute", &["error", "tensor"], "it sees views, shapes and packed weights only"),
-    ("kernel", &["error", "tensor"], "description, and oracles that share no code with a device"),
-    ("model", &["error", "tensor", "settings"], "what is judged does not know the judge"),
+    ("kernel", &["error", "begun", "tensor"], "description, and oracles that share no code with a device"),
+    ("model", &["error", "begun", "tensor", "settings"], "what is judged does not know the judge"),
     ("device", &["error", "tensor", "settings", "kernel", "compute"], "a device knows no model and no judge"),
     ("plan", &["error", "tensor", "model", "kernel", "device"], "what is judged does not know the judge"),
     (
         "runner",
-        &["error", "random", "tensor", "settings", "model", "kernel", "compute", "device", "plan"],
+        &["error", "begun", "random", "tensor", "settings", "model", "kernel", "compute", "device", "plan"],
         "what is judged does not know the judge, nor the reference",
     ),
     (

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::upstream::Manifest;
 use super::{SEAL, UPSTREAM, refused, sha256};
+use crate::begun::write_atomically;
 use crate::error::{Error, Result};
 use crate::kernel::contract::Contract;
 
@@ -200,8 +200,6 @@ pub fn seal(dir: &Path) -> Result<Seal> {
     let seal = Seal { schema: SCHEMA.into(), entries };
     let path = dir.join(SEAL);
     let text = serde_json::to_string_pretty(&seal).map_err(|e| Error::malformed(&path, e.to_string()))?;
-    let mut file = tempfile::NamedTempFile::new_in(dir).map_err(Error::io(&path))?;
-    file.write_all(text.as_bytes()).map_err(Error::io(&path))?;
-    file.persist(&path).map_err(|e| Error::io(&path)(e.error))?;
+    write_atomically(&path, text.as_bytes())?;
     Ok(seal)
 }

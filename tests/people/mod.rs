@@ -1,0 +1,4 @@
+//! What people do to the program, and what they are told to do.
+
+mod interrupt;
+mod walkthrough;
