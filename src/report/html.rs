@@ -100,7 +100,7 @@ fn culprits(report: &Stored) -> Vec<String> {
 /// What to do about the first gate that does not hold.
 fn next(reports: &[Stored]) -> Option<String> {
     let broken = reports.iter().find(|r| badness(&r.outcome) > 0)?;
-    let on = if broken.device == "emu" { String::new() } else { format!(" --device {}", broken.device) };
+    let on = on(broken);
     let has = |command: &str| reports.iter().any(|r| r.command == command);
     Some(match broken.command.as_str() {
         "verify" | "verify-full" if !has("diagnosis") => {
@@ -111,6 +111,20 @@ fn next(reports: &[Stored]) -> Option<String> {
         }
         _ => return None,
     })
+}
+
+/// The options that ask the same device or engine again.
+fn on(report: &Stored) -> String {
+    let engine = || {
+        let command = report.device_description.split_once("through \"")?.1;
+        Some(format!(" --runner \"{}\"", command.rsplit_once('"')?.0))
+    };
+    match report.device.as_str() {
+        "emu" => String::new(),
+        "emu_npu2" => " --datapath npu2".into(),
+        "external" => engine().unwrap_or_else(|| " --device external".into()),
+        other => format!(" --device {other}"),
+    }
 }
 
 fn strip(phases: &[(u8, String)]) -> Vec<Value> {
@@ -290,6 +304,23 @@ mod tests {
             assert!(!html.contains(outside), "{outside}");
         }
         assert!(!html.contains("is first beyond"));
+    }
+
+    #[test]
+    fn the_next_command_asks_the_same_device() {
+        let (_dir, mut reports) = written(&["off"], 9.0);
+        for (device, description, options) in [
+            ("emu", "emulated NPU", ""),
+            ("emu_npu2", "emulated NPU", " --datapath npu2"),
+            ("npu", "NPU2", " --device npu"),
+            ("external", "x, through \"python a.py --gguf b\", limits of ieee", " --runner \"python a.py --gguf b\""),
+            ("external", "", " --device external"),
+        ] {
+            for report in &mut reports {
+                (report.device, report.device_description) = (device.into(), description.into());
+            }
+            assert_eq!(on(&reports[0]), options);
+        }
     }
 
     #[test]

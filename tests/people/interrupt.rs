@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::binary::{copy, root};
@@ -11,6 +11,8 @@ use crate::binary::{copy, root};
 /// How often a command is interrupted, at moments spread over the time that it takes.
 const MOMENTS: u32 = 8;
 const SIGINT: i32 = 2;
+/// The longest wait for what must happen.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A project of its own, with a temporary folder in it.
 struct Project(tempfile::TempDir);
@@ -40,15 +42,7 @@ impl Project {
     fn interrupt(&self, args: &[&str], delay: Duration) -> bool {
         let mut child = self.command(args).spawn().unwrap();
         std::thread::sleep(delay);
-        let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).stderr(Stdio::null()).status();
-        let status = child.wait().unwrap();
-        assert!(sent.is_ok());
-        match (status.code(), status.signal()) {
-            (Some(0), None) => false,
-            // Before the handler is there, the signal itself ends the process.
-            (Some(130), None) | (None, Some(SIGINT)) => true,
-            _ => panic!("{args:?} after {delay:?}: {status}"),
-        }
+        interrupt(&mut child)
     }
 
     /// Every file in its place is whole, and there is none out of place.
@@ -71,6 +65,19 @@ impl Project {
             }
         }
         assert_eq!(fs::read_dir(self.0.path().join("tmp")).unwrap().count(), 0, "left in the temporary folder");
+    }
+}
+
+/// What Ctrl-C does. Whether the program was still at work.
+fn interrupt(child: &mut Child) -> bool {
+    let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).stderr(Stdio::null()).status();
+    let status = child.wait().unwrap();
+    assert!(sent.is_ok());
+    match (status.code(), status.signal()) {
+        (Some(0), None) => false,
+        // Before the handler is there, the signal itself ends the process.
+        (Some(130), None) | (None, Some(SIGINT)) => true,
+        _ => panic!("{status}"),
     }
 }
 
@@ -117,5 +124,22 @@ fn verify_of_an_engine_is_interrupted() {
 
 #[test]
 fn a_deployment_is_interrupted() {
-    survives(&["deploy", "tiny_llama", "--until", "2"]);
+    survives(&["deploy", "tiny_llama", "--until", "0"]);
+}
+
+#[test]
+fn what_a_deployment_has_passed_outlives_an_interruption() {
+    let project = Project::new();
+    let mut child = project.command(&["deploy", "tiny_llama", "--until", "1"]).spawn().unwrap();
+    let state = project.0.path().join("fixtures/tiny_llama/progress/emu/deploy.json");
+    let began = Instant::now();
+    while !state.is_file() {
+        assert!(child.try_wait().unwrap().is_none() && began.elapsed() < PATIENCE, "phase 0 left no state");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Phase 1 has begun.
+    interrupt(&mut child);
+    project.is_clean();
+    let again = project.command(&["deploy", "tiny_llama", "--until", "0"]).stdout(Stdio::piped()).output().unwrap();
+    assert!(String::from_utf8(again.stdout).unwrap().contains("(before)"));
 }

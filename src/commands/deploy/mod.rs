@@ -74,7 +74,8 @@ pub(super) fn run(args: DeployArgs) -> anyhow::Result<ExitCode> {
     say!("scaffold  PASS  fixtures/{name}/manifest.toml");
     if let Some(command) = capture::capture(&root, &name, args.python.as_deref())? {
         say!(
-            "capture   NOT RUN  no Python with torch and transformers is at hand. Run this where there is one, then deploy again:\n\n  {command}\n"
+            "capture   NOT RUN  neither python3 nor python has torch and transformers. Name one that has (--python PROGRAM), or run this where there is one, bring \
+             fixtures/{name}/reference.safetensors back, and deploy again:\n\n  {command}\n"
         );
         return Ok(ExitCode::from(Outcome::NotRun.exit_code()));
     }
