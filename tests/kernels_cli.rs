@@ -1,8 +1,12 @@
 //! The `kernels` command as its users meet it.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
+use phasegate::kernel::Kernel;
+use phasegate::kernel::cache::{SEAL, ShapeTable};
+use phasegate::kernel::contract::Contract;
 use predicates::prelude::*;
 use predicates::str::contains;
 use rstest::rstest;
@@ -156,4 +160,102 @@ fn bad_input_is_one_line(#[case] args: &[&str], #[case] code: i32, #[case] messa
 #[case(&["--tier", "middle"])]
 fn options_that_do_not_go_together_are_usage(#[case] args: &[&str]) {
     kernels(args).assert().code(64).stdout("");
+}
+
+/// Each of upstream's stages of a model is bound or says why leaf dispatches do its work.
+#[rstest]
+#[case("tiny_llama")]
+#[case("smollm2_135m")]
+fn a_model_without_fused_elves_says_why(#[case] model: &str) {
+    let upstream = &json(&["--model", model])["upstream"];
+    assert_eq!(upstream["bound"].as_array().unwrap().len(), 0, "{upstream}");
+    let fallbacks = upstream["leaf_dispatches"].as_array().unwrap();
+    for stage in ["prefill", "decode", "head"] {
+        assert!(fallbacks.iter().any(|f| f["stage"] == stage && !f["why"].as_str().unwrap().is_empty()), "{stage}");
+    }
+    let why = |id: &str| fallbacks.iter().find(|f| f["id"] == id).unwrap()["why"].as_str().unwrap();
+    let found = why("o_gemv_ffn");
+    assert!(found.starts_with("requires E < 2560 && E % 512 == 0") && found.contains("found E = "), "{found}");
+    let shown = kernels(&["--model", model]).assert().success();
+    shown.stdout(contains("prefill: leaf dispatches").and(contains("requires E < 2560 && E % 512 == 0")));
+}
+
+/// A checkpoint's folder is enough, and one of upstream's shapes binds every stage.
+#[test]
+fn a_model_of_upstreams_binds_its_fused_elves() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256, "num_hidden_layers": 16,
+        "head_dim": 64, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+        "hidden_act": "silu", "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+    });
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let model = dir.path().to_str().unwrap();
+    let upstream = &json(&["--model", model])["upstream"];
+    assert_eq!(upstream["leaf_dispatches"].as_array().unwrap().len(), 0, "{upstream}");
+    let shown = kernels(&["--model", model]).assert().success();
+    shown.stdout(contains("decode: rms_gemv_rope, o_gemv_ffn").and(contains("head: lm_head_gemv")));
+}
+
+fn sum(rows: usize) -> Contract {
+    Contract::of(&[(Kernel::Add { rows, cols: 64 }, vec![0, 1, 2])]).unwrap().0
+}
+
+fn put(dir: &Path, rows: usize, content: &str) -> PathBuf {
+    let (contract, kernel) = (sum(rows), "add".to_owned());
+    let elf = dir.join(format!("{}.elf", contract.stem()));
+    let table = ShapeTable { kernel, contract, toolchain: Default::default(), flags: vec![] };
+    fs::write(elf.with_extension("json"), serde_json::to_vec(&table).unwrap()).unwrap();
+    fs::write(&elf, content).unwrap();
+    elf
+}
+
+/// `kernels --cache` under `PHASEGATE_REQUIRE=sealed`.
+fn sealed_only(dir: &Path) -> assert_cmd::assert::Assert {
+    kernels(&["--cache", dir.to_str().unwrap()]).env("PHASEGATE_REQUIRE", "sealed").assert()
+}
+
+/// What is done to a sealed folder, and the words in which it is refused, naming the ELF.
+#[rstest]
+#[case::changed("refused: changed ELF", |_: &Path, elf: &Path| fs::write(elf, "other").unwrap())]
+#[case::missing("refused: missing ELF", |_: &Path, elf: &Path| fs::remove_file(elf).unwrap())]
+#[case::unsealed("refused: unsealed ELF", |dir: &Path, elf: &Path| { fs::copy(elf, dir.join("add.r0002.elf")).unwrap(); })]
+#[case::no_seal("refused: unsealed ELF", |dir: &Path, _: &Path| fs::remove_file(dir.join(SEAL)).unwrap())]
+#[case::duplicated("refused: duplicated ELF", |dir: &Path, _: &Path| {
+    let text = fs::read_to_string(dir.join(SEAL)).unwrap();
+    let mut seal: Value = serde_json::from_str(&text).unwrap();
+    seal["entries"][1]["sha256"] = seal["entries"][0]["sha256"].clone();
+    fs::write(dir.join(SEAL), seal.to_string()).unwrap();
+})]
+fn a_damaged_folder_of_elves_is_refused(#[case] message: &str, #[case] damage: fn(&Path, &Path)) {
+    let dir = tempfile::tempdir().unwrap();
+    let elf = put(dir.path(), 2, "elf 2");
+    put(dir.path(), 3, "elf 3");
+    let folder = dir.path().to_str().unwrap();
+    kernels(&["--seal", folder]).assert().success().stdout(contains("2 ELFs sealed").and(contains("add::r0002_c0064")));
+    sealed_only(dir.path()).success().stdout(contains("2 ELFs as sealed"));
+    damage(dir.path(), &elf);
+    let named = contains("add.r000").and(contains(".elf: ")).and(contains(message));
+    sealed_only(dir.path()).code(1).stdout("").stderr(named);
+}
+
+#[test]
+fn without_the_demand_an_unsealed_folder_is_only_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let elf = put(dir.path(), 2, "elf 2");
+    let folder = dir.path().to_str().unwrap();
+    let shown = kernels(&["--cache", folder]).env_remove("PHASEGATE_REQUIRE").assert().success();
+    shown.stdout(contains("proves nothing about the content of an ELF").and(contains("0 ELFs as sealed")));
+    kernels(&["--seal", folder]).assert().success();
+    fs::write(elf, "other").unwrap();
+    refuses(&["--cache", folder], 1, "refused: changed ELF");
+    // One content for two shapes is no seal, and nothing is written.
+    fs::remove_file(dir.path().join(SEAL)).unwrap();
+    put(dir.path(), 2, "elf");
+    put(dir.path(), 3, "elf");
+    refuses(&["--seal", folder], 1, "refused: duplicated ELF");
+    assert!(!dir.path().join(SEAL).exists());
+    fs::write(dir.path().join("main.elf"), "x").unwrap();
+    refuses(&["--seal", folder], 1, "main.elf: refused: ELF");
 }

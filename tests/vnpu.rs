@@ -41,6 +41,8 @@ fn main() -> ExitCode {
     add("fault", faults::cases(), &without_vnpu);
     add("misuse", misuse::cases(), &without_vnpu);
     add("result", results::cases(), &without_vnpu);
+    let not_fetched = || phasegate::model::locate(results::FETCHED, None).err().map(|error| error.to_string());
+    add("result", results::cases_of_fetched(), &without_vnpu.clone().or_else(not_fetched));
     let conclusion = libtest_mimic::run(&arguments, trials);
     let required = phasegate::settings::list(phasegate::settings::REQUIRE);
     if let Some(why) = without_vnpu.filter(|_| required.iter().any(|name| name == "vnpu")) {

@@ -1,11 +1,13 @@
 //! `kernels`: what is known of the leaf kernels, what a model needs of them, and whether the placement rules agree with
 //! the hardware.
 
+mod cache;
 mod calibrate;
+mod fused;
 mod model;
 mod show;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -14,7 +16,6 @@ use serde_json::{Value, json};
 
 use crate::commands::ReportArgs;
 use crate::error::{Error, Result};
-use crate::kernel::cache;
 use crate::kernel::facts::{self, Candidates, Figure, KernelFacts, Point, Row, Tier, TileVariable};
 use crate::kernel::placement::{self, Placement, Proposal};
 use crate::kernel::registry;
@@ -52,6 +53,10 @@ pub(super) struct KernelsArgs {
     /// Seal a folder of compiled ELFs: hash each with the contract of the shape table beside it
     #[arg(long, value_name = "DIR", conflicts_with_all = ["placement", "dispatch", "shape", "id", "model", "calibrate"])]
     seal: Option<PathBuf>,
+    /// List the ELFs of a folder and which are as sealed; fails where one is changed or missing, and with
+    /// PHASEGATE_REQUIRE=sealed where one is not sealed
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["placement", "dispatch", "shape", "id", "model", "calibrate", "seal"])]
+    cache: Option<PathBuf>,
     /// List the fused dispatches, or show the one called ID
     #[arg(long, conflicts_with = "shape")]
     dispatch: bool,
@@ -75,27 +80,13 @@ impl From<TierArg> for Tier {
     }
 }
 
-/// Seals a kernel cache and says what is in it.
-fn seal(dir: &Path, as_json: bool) -> anyhow::Result<ExitCode> {
-    let seal = cache::seal(dir)?;
-    if as_json {
-        print_json(&serde_json::to_value(&seal)?)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let mut table = Table::new("sealed ELFs", &["dispatch", "ELF", "sha256"]);
-    for entry in &seal.entries {
-        let hash = entry.sha256.get(..16).unwrap_or_default();
-        table.row([Cell::from(entry.contract.describe().as_str()), entry.elf.as_str().into(), hash.into()]);
-    }
-    print(&table);
-    say!("{}: {} ELFs sealed", dir.join(cache::SEAL).display(), seal.entries.len());
-    Ok(ExitCode::SUCCESS)
-}
-
 pub(super) fn run(args: KernelsArgs) -> anyhow::Result<ExitCode> {
     let tier = args.tier.map(Tier::from);
     if let Some(dir) = &args.seal {
-        return seal(dir, args.json);
+        return cache::seal(dir, args.json);
+    }
+    if let Some(dir) = &args.cache {
+        return cache::show(dir, args.json);
     }
     if args.calibrate {
         return calibrate::run(&ReportArgs { json: args.json, report_dir: None, record: false });

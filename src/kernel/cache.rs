@@ -66,7 +66,8 @@ impl KernelCache {
         let mut cache =
             KernelCache { dir: dir.into(), seal, tables: BTreeMap::new(), upstream, warnings: vec![], sealed_only };
         match &cache.seal {
-            Some(seal) => seal.check(dir, sealed_only)?,
+            Some(seal) if sealed_only => seal.check(dir, true)?,
+            Some(_) => {}
             None if sealed_only => return Err(cache.unsealed()?),
             None => cache.tables = seal::tables(dir)?,
         }
@@ -78,6 +79,15 @@ impl KernelCache {
             (None, true, None) => return Err(absent(&format!("neither {SEAL} nor {UPSTREAM} in it"))),
         }
         Ok(cache)
+    }
+
+    /// Holds every sealed ELF against its seal and gives the entries; none without a seal.
+    ///
+    /// Errors: [`Error::Refused`] naming the ELF that is changed or missing.
+    pub fn verify(&self) -> Result<&[SealEntry]> {
+        let Some(seal) = &self.seal else { return Ok(&[]) };
+        seal.check(&self.dir, false)?;
+        Ok(&seal.entries)
     }
 
     pub fn dir(&self) -> &Path {

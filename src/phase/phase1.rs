@@ -96,6 +96,16 @@ pub fn judge_on(kernel: &Kernel, device: Box<dyn Device>) -> Result<Finding> {
     Ok(Finding { verdict, numbers: judged.numbers })
 }
 
+/// What a kernel answers to the case's measured inputs, for devices that must agree bit for bit.
+///
+/// Errors: those of the device.
+pub fn output_on(kernel: &Kernel, device: Box<dyn Device>) -> Result<Array2<f32>> {
+    let inputs = inputs::make(kernel, Set::Measured, &registry::gate(kernel)?, &kernel.to_string());
+    let mut bound = Bound::open(device, kernel)?;
+    bound.write(&inputs)?;
+    bound.run()
+}
+
 /// Outputs compared of both inputs, the share of all that they are, and runs.
 fn extent(kernel: &Kernel, samples: &[Sample]) -> Extent {
     let compared = 2 * samples.iter().map(|sample| sample.len() as u64).sum::<u64>();

@@ -12,7 +12,8 @@ use phasegate::device::npu::{Label, NpuDevice};
 use phasegate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, DispatchHandle, Layout, Role};
 use phasegate::kernel::cache::KernelCache;
 use phasegate::kernel::{Dtype, Kernel};
-use phasegate::phase::{Subject, contracts};
+use phasegate::phase::bench::open_device;
+use phasegate::phase::{Outline, Subject, contracts, phase1};
 use phasegate::plan::{Op, PlanOptions};
 use phasegate::runner::{Record, Runner, RunnerOptions, TapRequest};
 
@@ -23,10 +24,33 @@ pub fn cases() -> Vec<Named> {
         ("tiny_llama_is_emu_bit_for_bit", || same_as_emu("tiny_llama", &["base_00", "instruct_00"])),
         ("tiny_qwen2_is_emu_bit_for_bit", || same_as_emu("tiny_qwen2", &["base_00"])),
         ("tiny_qwen3_is_emu_bit_for_bit", || same_as_emu("tiny_qwen3", &["base_00"])),
+        ("kernels_are_emu_bit_for_bit", kernels_are_emu_bit_for_bit),
         ("decode_uploads_its_inputs_only", decode_uploads_its_inputs_only),
         ("eight_threads_of_500_runs", eight_threads_of_500_runs),
         ("what_our_layer_costs", what_our_layer_costs),
     ]
+}
+
+/// The model that is fetched, for a list of its own: it may not be here.
+pub const FETCHED: &str = "smollm2_135m";
+
+pub fn cases_of_fetched() -> Vec<Named> {
+    vec![("smollm2_135m_is_emu_bit_for_bit", || same_as_emu(FETCHED, &["base_00", "instruct_00"]))]
+}
+
+/// Every kernel and shape of phase 1, on one set of its inputs.
+fn kernels_are_emu_bit_for_bit() -> Result<(), Failed> {
+    let mut compared = 0;
+    for kernel in phase1::kernels(&Outline::all()?)? {
+        let [emu, vnpu] = ["emu", "vnpu"].map(|device| phase1::output_on(&kernel, open_device(device)?));
+        let (emu, vnpu) = (emu?, vnpu?);
+        if emu.len() != vnpu.len() || emu.iter().zip(&vnpu).any(|(a, b)| a.to_bits() != b.to_bits()) {
+            return Err(format!("{kernel}: another output than emu's").into());
+        }
+        compared += emu.len();
+    }
+    eprintln!("kernels_are_emu_bit_for_bit: {compared} outputs");
+    if compared > 1000 { Ok(()) } else { Err(format!("{compared} values compared").into()) }
 }
 
 /// Logits of every step and every tap, compared by their bits.

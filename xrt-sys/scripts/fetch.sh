@@ -2,12 +2,12 @@
 # Unpacks XRT 2.25, its NPU driver library and its tools into a folder of its own: no root, no change to the system.
 # usage: fetch.sh FOLDER
 #
-# The packages are Debian's. Where they come from is what this machine's own apt is configured for; the suite that has
-# XRT 2.25 is looked up there under private lists, so that apt's own are not touched.
+# The packages are Debian's. Where they come from is what this machine's own apt is configured for; the first suite that
+# has XRT 2.25 is looked up there under private lists, so that apt's own are not touched.
 set -euo pipefail
 
 version=2.25
-suite=sid
+suites=(sid testing)
 into=${1:?usage: fetch.sh FOLDER}
 mkdir -p "$into"
 into=$(cd "$into" && pwd)
@@ -24,22 +24,28 @@ mirror=$(apt-get indextargets --format '$(REPO_URI)|$(RELEASE)' 'Created-By: Pac
     awk -F'|' '$1 !~ /security/ && $1 ~ /debian\/?$/ { print $1; exit }')
 [ -n "$mirror" ] || { echo "fetch.sh: apt's configuration names no Debian archive" >&2; exit 1; }
 
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+[ -e "$keyring" ] || { echo "fetch.sh: no $keyring: install debian-archive-keyring" >&2; exit 1; }
+
 private=$into/.apt
-rm -rf "$private"
-mkdir -p "$private/lists/partial" "$private/archives/partial" "$private/packages"
 trap 'rm -rf "$private"' EXIT
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror%/} $suite main" >"$private/sources.list"
 options=(
     -o "Dir::Etc::sourcelist=$private/sources.list" -o Dir::Etc::sourceparts=-
-    -o "Dir::State::Lists=$private/lists" -o "Dir::Cache=$private" -o Acquire::Languages=none
+    -o "Dir::State::Lists=$private/lists" -o "Dir::Cache=$private" -o Acquire::Languages=none -o Acquire::Retries=3
 )
-apt-get "${options[@]}" -qq update
-
-found=$(apt-cache "${options[@]}" show libxrt2 | awk '/^Version:/ { print $2; exit }')
-case ${found#*:} in
-$version | $version.*) ;;
-*) echo "fetch.sh: found XRT ${found:-nothing} in $suite, expected $version" >&2; exit 1 ;;
-esac
+seen=()
+for suite in "${suites[@]}"; do
+    rm -rf "$private"
+    mkdir -p "$private/lists/partial" "$private/archives/partial" "$private/packages"
+    echo "deb [signed-by=$keyring] ${mirror%/} $suite main" >"$private/sources.list"
+    apt-get "${options[@]}" -qq update
+    found=$(apt-cache "${options[@]}" show libxrt2 2>/dev/null | awk '/^Version:/ { print $2; exit }' || true)
+    case ${found#*:} in
+    $version | $version.*) break ;;
+    esac
+    seen+=("XRT ${found:-nothing} in $suite")
+done
+[ ${#seen[@]} -lt ${#suites[@]} ] || { (IFS=,; echo "fetch.sh: found ${seen[*]}; expected $version") >&2; exit 1; }
 
 # What runs, what compiles, and the assembler with the libraries it needs (two levels of its own dependencies).
 packages=(libxrt2 libxrt-npu2 libc6 libstdc++6 libgcc-s1 libuuid1 libxrt-dev uuid-dev libxrt-utils libxrt-utils-npu)

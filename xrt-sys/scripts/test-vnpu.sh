@@ -20,7 +20,8 @@ elves=$xrt/../vnpu/elves
 models=tiny_llama
 [ ! -d models/smollm2_135m ] || models+=,smollm2_135m
 export PHASEGATE_MODELS=${PHASEGATE_MODELS:-$models}
-export PHASEGATE_KERNELS=$elves PHASEGATE_REQUIRE=vnpu,sealed PHASEGATE_DEVICES=vnpu
+# A model that is asked for and not there is a failure, and so is an ELF that is not sealed.
+export PHASEGATE_KERNELS=$elves PHASEGATE_REQUIRE=vnpu,sealed,$PHASEGATE_MODELS PHASEGATE_DEVICES=vnpu
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$target/release/libphasegate_vnpu.so"
 export INSTA_UPDATE=no
 exec "$cargo" test --features vnpu --test vnpu --test phase1 --test phase2 --test phase3 "$@"

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::fused::Fused;
 use super::{KernelsArgs, config, matching, print, print_json, row_config, speed};
 use crate::error::{Error, Result};
 use crate::kernel::facts::{Bound, Tier};
@@ -47,11 +48,12 @@ pub(super) fn needs_of(name: &str, args: &KernelsArgs, tier: Option<Tier>) -> an
         }
     }
     let refused = placement::refuse(assessed.iter().map(|(need, _)| &need.kernel))?;
+    let fused = Fused::of(&config, seq_len)?;
     if args.json {
         let rows: Vec<Value> = assessed.iter().map(|(need, a)| need_json(need, a)).collect();
         return print_json(
             &json!({"model": name, "seq_len": seq_len, "kernels": rows, "tiles": utilisation_json(&assessed),
-                "refused": refused}),
+                "refused": refused, "upstream": fused.json()}),
         );
     }
     say!("{name}: prefill of {seq_len} positions and decode\n");
@@ -97,6 +99,7 @@ pub(super) fn needs_of(name: &str, args: &KernelsArgs, tier: Option<Tier>) -> an
         count(|s| matches!(s, RegistryStatus::Unmeasured { .. })),
         count(|s| matches!(s, RegistryStatus::Unplaceable { .. }))
     );
+    fused.print()?;
     match refused {
         Some(why) => say!("an NPU refuses it: {why}"),
         None => say!("an NPU has a config for each of them"),

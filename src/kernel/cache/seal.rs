@@ -97,13 +97,13 @@ impl Seal {
         Ok(Some(seal))
     }
 
-    /// With `all`: every sealed ELF is there and unchanged, and no other lies beside them.
+    /// Every sealed ELF is there and unchanged; with `all`, no other lies beside them.
     pub(super) fn check(&self, dir: &Path, all: bool) -> Result<()> {
-        if !all {
-            return Ok(());
-        }
         for entry in &self.entries {
             entry.verified(&dir.join(&entry.elf))?;
+        }
+        if !all {
+            return Ok(());
         }
         let stranger = elves(dir)?.into_iter().find(|name| !self.entries.iter().any(|entry| entry.elf == *name));
         match stranger {
