@@ -1,7 +1,7 @@
 //! Right results through the real XRT: bit for bit emu's, from many threads, with no more uploaded than inputs, and what
 //! our layer costs a dispatch.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Failed;
@@ -11,7 +11,7 @@ use phasegate::device::npu::run::{Ended, Run};
 use phasegate::device::npu::{Label, NpuDevice};
 use phasegate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, DispatchHandle, Layout, Role};
 use phasegate::kernel::cache::KernelCache;
-use phasegate::kernel::{Dtype, Kernel};
+use phasegate::kernel::{ArgRole, Dtype, Kernel};
 use phasegate::phase::bench::open_device;
 use phasegate::phase::{Outline, Subject, contracts, phase1};
 use phasegate::plan::{Op, PlanOptions};
@@ -19,15 +19,23 @@ use phasegate::runner::{Record, Runner, RunnerOptions, TapRequest};
 
 use super::{Named, child};
 
+/// The cases share this process's virtual NPU, its 16 contexts and the clock: one at a time.
+fn alone(case: impl FnOnce() -> Result<(), Failed>) -> Result<(), Failed> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    case()
+}
+
 pub fn cases() -> Vec<Named> {
     vec![
-        ("tiny_llama_is_emu_bit_for_bit", || same_as_emu("tiny_llama", &["base_00", "instruct_00"])),
-        ("tiny_qwen2_is_emu_bit_for_bit", || same_as_emu("tiny_qwen2", &["base_00"])),
-        ("tiny_qwen3_is_emu_bit_for_bit", || same_as_emu("tiny_qwen3", &["base_00"])),
-        ("kernels_are_emu_bit_for_bit", kernels_are_emu_bit_for_bit),
-        ("decode_uploads_its_inputs_only", decode_uploads_its_inputs_only),
-        ("eight_threads_of_500_runs", eight_threads_of_500_runs),
-        ("what_our_layer_costs", what_our_layer_costs),
+        ("tiny_llama_is_emu_bit_for_bit", || alone(|| same_as_emu("tiny_llama", &["base_00", "instruct_00"]))),
+        ("tiny_qwen2_is_emu_bit_for_bit", || alone(|| same_as_emu("tiny_qwen2", &["base_00"]))),
+        ("tiny_qwen3_is_emu_bit_for_bit", || alone(|| same_as_emu("tiny_qwen3", &["base_00"]))),
+        ("kernels_are_emu_bit_for_bit", || alone(kernels_are_emu_bit_for_bit)),
+        ("decode_uploads_its_inputs_only", || alone(decode_uploads_its_inputs_only)),
+        ("eight_threads_of_500_runs", || alone(eight_threads_of_500_runs)),
+        ("devices_come_and_go", || alone(devices_come_and_go)),
+        ("what_our_layer_costs", || alone(what_our_layer_costs)),
     ]
 }
 
@@ -35,7 +43,7 @@ pub fn cases() -> Vec<Named> {
 pub const FETCHED: &str = "smollm2_135m";
 
 pub fn cases_of_fetched() -> Vec<Named> {
-    vec![("smollm2_135m_is_emu_bit_for_bit", || same_as_emu(FETCHED, &["base_00", "instruct_00"]))]
+    vec![("smollm2_135m_is_emu_bit_for_bit", || alone(|| same_as_emu(FETCHED, &["base_00", "instruct_00"])))]
 }
 
 /// Every kernel and shape of phase 1, on one set of its inputs.
@@ -174,6 +182,41 @@ fn eight_threads_of_500_runs() -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Devices of several threads are opened, fill up with contexts and are dropped, of which there are too few for all.
+fn devices_come_and_go() -> Result<(), Failed> {
+    let kernels = phase1::kernels(&Outline::all()?)?;
+    let bytes = |kernel: &Kernel| kernel.args().iter().map(|arg| arg.rows * arg.cols * 4).sum::<usize>();
+    let small: Vec<&Kernel> = kernels.iter().filter(|kernel| bytes(kernel) < 1 << 16).take(12).collect();
+    let cache = cache()?;
+    let fill = || -> phasegate::error::Result<u64> {
+        let mut device = NpuDevice::open(Label::Vnpu, cache.clone(), Duration::from_secs(30), &LockOptions::default())?;
+        for kernel in &small {
+            let mut args = vec![];
+            for arg in kernel.args() {
+                let layout = if arg.role == ArgRole::LinearWeight { Layout::LinearWeight } else { Layout::Rows };
+                let (name, role) = (arg.name.to_owned(), Role::Input);
+                let spec = BufferSpec { name, dtype: arg.dtype, rows: arg.rows, cols: arg.cols, role, layout };
+                let zeros = vec![0; spec.bytes()];
+                let buffer = device.create(spec)?;
+                device.write(buffer, 0, &zeros)?;
+                args.push(buffer);
+            }
+            let kernel = (*kernel).clone();
+            let launch = BoundLaunch { site: kernel.to_string(), kernel, args };
+            let dispatch = device.prepare("alone", vec![launch])?;
+            device.run(dispatch)?;
+        }
+        Ok(device.counters().dispatches)
+    };
+    let rounds = || (0..25).map(|_| fill()).sum::<phasegate::error::Result<u64>>();
+    let done: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|_| scope.spawn(rounds)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let done = done.into_iter().sum::<phasegate::error::Result<u64>>()?;
+    if done == 4 * 25 * 12 { Ok(()) } else { Err(format!("{done} dispatches").into()) }
 }
 
 /// Median microseconds of one dispatch, through [`Device::run`] and through the bare handles, in turn.

@@ -17,6 +17,10 @@ const MOST: usize = 16;
 /// How long to wait until a device that is running a dispatch can give one up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long to wait for one where no other device has any: a device that is being freed is no longer known, and gives its
+/// contexts back one by one.
+const GRACE: Duration = Duration::from_millis(500);
+
 /// A dispatch's ELF in a hardware context of its own.
 pub(super) struct Loaded {
     /// Of its contract.
@@ -58,7 +62,7 @@ pub(super) fn create(device: &Device, image: &ElfImage, ours: &mut Vec<Loaded>) 
                 if !ours.is_empty() {
                     ours.remove(0);
                 } else if let Given::Nothing { busy } = take_from_others() {
-                    if !busy || began.elapsed() > PATIENCE {
+                    if began.elapsed() > if busy { PATIENCE } else { GRACE } {
                         return Err(failure);
                     }
                     std::thread::sleep(Duration::from_millis(1));
