@@ -60,14 +60,16 @@ pub fn page(page: &Page<'_>) -> Result<String> {
     let template = environment.get_template("page.html").map_err(bad)?;
     let described = page.reports.iter().map(|r| r.device_description.as_str()).find(|d| !d.is_empty()).unwrap_or("");
     let sections = page.reports.iter().map(section).collect::<Result<Vec<_>>>()?;
+    let warned = page.reports.iter().any(|r| !r.warnings.is_empty());
+    let of = |r: &Stored| judged(&r.outcome, !r.warnings.is_empty());
     let rendered = template.render(context! {
         model => first.model.clone(),
         device => first.device.clone(),
         device_description => described,
-        outcome => word(&worst.outcome),
-        tone => tone(&worst.outcome),
+        outcome => judged(&worst.outcome, warned).0,
+        tone => judged(&worst.outcome, warned).1,
         gates => page.reports.iter().map(|r| context! {
-            command => r.command.clone(), outcome => word(&r.outcome), tone => tone(&r.outcome), extent => extent(r),
+            command => r.command.clone(), outcome => of(r).0, tone => of(r).1, extent => extent(r),
         }).collect::<Vec<_>>(),
         reasons => reasons,
         more_reasons => more,
@@ -157,10 +159,11 @@ fn section(report: &Stored) -> Result<Value> {
             Some(context! { rows => shown.collect::<Vec<_>>(), count => all.len(), shown => CHANGES, commit => commit })
         }
     };
+    let (outcome, tone) = judged(&report.outcome, !report.warnings.is_empty());
     Ok(context! {
         command => report.command.clone(),
-        outcome => word(&report.outcome),
-        tone => tone(&report.outcome),
+        outcome => outcome,
+        tone => tone,
         reasons => report.reasons.clone(),
         warnings => report.warnings.clone(),
         extent => extent(report),
@@ -246,6 +249,14 @@ fn badness(outcome: &str) -> usize {
     order.iter().position(|known| *known == canonical(outcome)).unwrap_or(order.len())
 }
 
+/// Word and tone of an outcome; a pass with warnings is no plain one.
+fn judged(outcome: &str, warned: bool) -> (String, &'static str) {
+    if warned && badness(outcome) == 0 {
+        return ("PASS WITH WARNINGS".into(), "warn");
+    }
+    (word(outcome), tone(outcome))
+}
+
 fn word(outcome: &str) -> String {
     outcome.to_uppercase().replace('_', " ")
 }
@@ -321,6 +332,17 @@ mod tests {
             }
             assert_eq!(on(&reports[0]), options);
         }
+    }
+
+    #[test]
+    fn a_pass_with_warnings_is_no_plain_one() {
+        assert_eq!(judged("pass", true), ("PASS WITH WARNINGS".into(), "warn"));
+        assert_eq!(judged("pass", false), ("PASS".into(), "good"));
+        assert_eq!(judged("fail", true), ("FAIL".into(), "bad"));
+        let (_dir, mut reports) = written(&[], 9.0);
+        assert!(!rendered(&reports).contains("WITH WARNINGS"));
+        reports[0].warnings.push("cliff at layer 2".into());
+        assert!(rendered(&reports).contains("PASS WITH WARNINGS"));
     }
 
     #[test]
