@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::engine::{EngineArgs, Started};
 use super::{ModelArgs, ReportArgs};
+use crate::check::Verdict;
 use crate::check::layers::{self, Layer};
 use crate::phase::{Bench, Run, Subject, added, explain, external, phase2, phase3, progress};
 use crate::report::{Cell, Plot, Report, Table, provenance};
@@ -86,7 +87,12 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     let verdict = layers::judge(&found, subject.config.num_hidden_layers, positions);
     let block = phase2::block(&bench, &prompt)?;
-    let (verdict, explained) = explain::after(&bench, std::slice::from_ref(&prompt), verdict.and(block.verdict));
+    // Every layer is judged as phase 3 judges it, not the first alone.
+    let mut verdict = verdict.and(block.verdict).and(phase3::noise(&bench, &prompt)?.verdict);
+    if added.is_some() {
+        verdict = verdict.and(added::judge(&bench, std::slice::from_ref(&prompt))?.verdict);
+    }
+    let (verdict, explained) = explain::after(&bench, std::slice::from_ref(&prompt), verdict);
     let mut report = Report::new("diagnosis", &subject.name, bench.describe()?, verdict);
     for line in explained {
         report.fact("explanation", line);
@@ -109,7 +115,7 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
         identified.facts.into_iter().for_each(|(name, value)| report.fact(name, value));
     }
     if args.report.record {
-        record(&args, &subject, &bench)?;
+        report.verdict = report.verdict.and(record(&args, &subject, &bench)?);
     }
     Ok(args.report.publish(&report, |report| {
         say!("{} on {}\n", report.model, report.device_description);
@@ -139,14 +145,15 @@ fn plots(found: &[Layer], noise_limit: Option<f64>) -> Vec<Plot> {
     vec![cosine, sqnr, noise]
 }
 
-/// Writes phase 2's progress document from the very cases the tests run.
-fn record(args: &DiagnosisArgs, subject: &Subject, bench: &Bench) -> anyhow::Result<()> {
+/// Writes phase 2's progress document from the very cases the tests run, and gives what they came to.
+fn record(args: &DiagnosisArgs, subject: &Subject, bench: &Bench) -> anyhow::Result<Verdict> {
     let mut findings = vec![];
     for case in phase2::cases(&subject.outline()?) {
         if let Run::OnDevice(run) = &case.run {
             findings.push((case.name.clone(), run(bench.device())?));
         }
     }
+    let verdict = Verdict::all(findings.iter().map(|(_, f)| f.verdict.clone()));
     let document = progress::Document {
         name: phase2::DOCUMENT,
         phase: 2,
@@ -162,5 +169,5 @@ fn record(args: &DiagnosisArgs, subject: &Subject, bench: &Bench) -> anyhow::Res
     };
     let path = document.write(&settings::root())?;
     eprintln!("wrote {}", path.strip_prefix(settings::root()).unwrap_or(&path).display());
-    Ok(())
+    Ok(verdict)
 }

@@ -84,7 +84,8 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
         report.fact(option, value);
     }
     if args.report.record {
-        record(&args, &subject, &bench)?;
+        // The document asks every gate of phase 3; what it says of them is what this call came to.
+        report.verdict = report.verdict.and(record(&args, &subject, &bench)?);
     }
     Ok(args.report.publish(&report, people)?)
 }
@@ -93,13 +94,14 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
 struct Seen {
     findings: Vec<(String, Arc<PromptFinding>)>,
     kl: Option<Finding>,
+    agreement: Option<Verdict>,
     broken: Option<(String, Verdict)>,
 }
 
 /// Runs and compares every prompt until one does not complete.
 fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
     let bar = super::progress_bar::bar(prompts.len() as u64, what);
-    let mut seen = Seen { findings: vec![], kl: None, broken: None };
+    let mut seen = Seen { findings: vec![], kl: None, agreement: None, broken: None };
     for id in prompts {
         bar.set_message(id.clone());
         let found = phase3::prompt(bench, id);
@@ -117,6 +119,7 @@ fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
     bar.finish_and_clear();
     if seen.broken.is_none() {
         seen.kl = Some(phase3::kl(bench, prompts)?);
+        seen.agreement = Some(phase3::agreement(bench, prompts)?);
     }
     Ok(seen)
 }
@@ -188,6 +191,7 @@ fn report(command: &str, bench: &Bench, seen: &Seen, started: Instant) -> Result
     }
     let mut verdicts: Vec<Verdict> = findings.iter().map(|(_, f)| f.verdict.clone()).collect();
     verdicts.extend(seen.kl.as_ref().map(|kl| kl.verdict.clone()));
+    verdicts.extend(seen.agreement.clone());
     if let Some((id, verdict)) = &seen.broken {
         let blank = std::iter::repeat_n(Cell::from(""), columns.len() - 2);
         table.row([Cell::from(id.as_str()), verdict.outcome().word().into()].into_iter().chain(blank));
@@ -289,8 +293,8 @@ fn people(report: &Report) {
     }
 }
 
-/// Writes phase 3's progress document from the very cases the tests run.
-fn record(args: &VerifyArgs, subject: &Subject, bench: &Bench) -> Result<()> {
+/// Writes phase 3's progress document from the very cases the tests run, and gives what they came to.
+fn record(args: &VerifyArgs, subject: &Subject, bench: &Bench) -> Result<Verdict> {
     let outline = subject.outline()?;
     let mut findings = vec![];
     for case in phase3::cases(&outline) {
@@ -311,5 +315,5 @@ fn record(args: &VerifyArgs, subject: &Subject, bench: &Bench) -> Result<()> {
     };
     let path = document.write(&settings::root())?;
     eprintln!("wrote {}", path.strip_prefix(settings::root()).unwrap_or(&path).display());
-    Ok(())
+    Ok(verdict)
 }

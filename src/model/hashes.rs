@@ -1,6 +1,6 @@
 //! sha256 of files and tensors, in parallel, and the cache that spares every process but the first from hashing.
 //!
-//! A cached entry belongs to a path, size and modification time; the audit computes anew.
+//! A cached entry belongs to a path and to one state of the file ([`state`]); the audit computes anew.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -96,12 +96,50 @@ fn read(entry: &Path) -> Option<BTreeMap<String, String>> {
 /// The cache file for one state of one file.
 fn entry(path: &Path, cache: &Path) -> Result<PathBuf> {
     let full = path.canonicalize().map_err(Error::io(path))?;
-    let meta = std::fs::metadata(&full).map_err(Error::io(path))?;
+    let key = format!("{}\n{}", full.display(), state(&full)?);
+    Ok(cache.join(format!("{}.json", sha256(key.as_bytes()))))
+}
+
+/// What tells one state of a file from the next without reading it: size and modification time, and where the system has
+/// them device, inode and the time of the last change of any kind, which no `cp -p`, `rsync -t` or `touch` can set back.
+///
+/// Errors: [`Error::Io`].
+pub fn state(path: &Path) -> Result<String> {
+    let meta = std::fs::metadata(path).map_err(Error::io(path))?;
     let modified = meta.modified().map_err(Error::io(path))?;
     let stamp = match modified.duration_since(UNIX_EPOCH) {
         Ok(after) => after.as_nanos() as i128,
         Err(before) => -(before.duration().as_nanos() as i128),
     };
-    let key = format!("{}\n{}\n{stamp}", full.display(), meta.len());
-    Ok(cache.join(format!("{}.json", sha256(key.as_bytes()))))
+    let size = meta.len();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let (device, inode, changed, nanos) = (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec());
+        Ok(format!("{size} {stamp} {device} {inode} {changed}.{nanos:09}"))
+    }
+    #[cfg(not(unix))]
+    Ok(format!("{size} {stamp}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `cp -p`, `rsync -t`, an archive: other bytes of the same size under the old modification time.
+    #[cfg(unix)]
+    #[test]
+    fn other_bytes_of_the_same_size_and_time_are_another_state() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights");
+        std::fs::write(&path, [1; 64]).unwrap();
+        let before = (state(&path).unwrap(), std::fs::metadata(&path).unwrap().modified().unwrap());
+        // The clock that stamps changes may tick as rarely as a hundred times a second.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::fs::write(&path, [2; 64]).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(before.1).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().modified().unwrap(), before.1);
+        assert_ne!(state(&path).unwrap(), before.0);
+    }
 }

@@ -24,6 +24,8 @@ pub enum Gate {
     KlMedian,
     /// 95th percentile of the KL over HF bf16's own.
     KlP95,
+    /// Median KL of one prompt over HF bf16's own, of that prompt or of all, whichever is larger.
+    KlPrompt,
     /// A layer's distance to HF f32 over HF bf16's own.
     Noise,
     /// What a layer adds to HF's input, over HF bf16's own distance to HF f32.

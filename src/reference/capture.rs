@@ -1,15 +1,17 @@
 //! One `reference.safetensors`, opened and checked.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use ndarray::{Array1, Array2};
 
 use super::header::{Header, Tensors};
 use super::identity::Identity;
 use super::lens::Lens;
-use super::metadata::{About, CapturedPrompt, Provenance};
+use super::metadata::{About, CapturedPrompt, DeclaredFloor, Provenance};
 use super::prompt::PromptCapture;
 use super::schema;
+use crate::check::Summary;
 use crate::error::{Error, Result};
 
 /// HF's rotary tables at sampled positions, f32, attention scaling included.
@@ -39,6 +41,7 @@ pub struct Nll {
 pub struct Capture {
     tensors: Tensors,
     about: About,
+    floor: OnceLock<Summary>,
 }
 
 impl Capture {
@@ -52,7 +55,7 @@ impl Capture {
         schema::check_shapes(&header, &about)?;
         let tensors = Tensors { header };
         schema::check_ids(&tensors, &about)?;
-        Ok(Capture { tensors, about })
+        Ok(Capture { tensors, about, floor: OnceLock::new() })
     }
 
     pub fn path(&self) -> &Path {
@@ -96,6 +99,14 @@ impl Capture {
     pub fn nll(&self) -> Result<Nll> {
         let t = &self.tensors;
         Ok(Nll { ids: t.ids("nll.ids")?, bf16: t.vector("nll.bf16")?, f32: t.vector("nll.f32")? })
+    }
+
+    pub(super) fn known_floor(&self) -> &OnceLock<Summary> {
+        &self.floor
+    }
+
+    pub(super) fn declared_floor(&self) -> Option<DeclaredFloor> {
+        self.about.floor
     }
 
     /// HF's config class after loading, defaults filled in.

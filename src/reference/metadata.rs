@@ -58,6 +58,18 @@ pub(super) struct Sizes {
     pub kv_width: usize,
 }
 
+/// KL of HF bf16 from HF f32 over all steps, as the capture's script computed it.
+#[derive(Debug, Clone, Copy, serde::Deserialize)]
+pub(super) struct DeclaredFloor {
+    pub median: f64,
+    pub p95: f64,
+}
+
+#[derive(serde::Deserialize)]
+struct Noise {
+    kl_f32_bf16: DeclaredFloor,
+}
+
 /// Everything but the tensors.
 pub(super) struct About {
     pub model: String,
@@ -70,6 +82,8 @@ pub(super) struct About {
     pub prompts: Vec<CapturedPrompt>,
     pub lens: Vec<String>,
     pub sizes: Sizes,
+    /// None: the file has no `noise`.
+    pub floor: Option<DeclaredFloor>,
 }
 
 impl About {
@@ -93,6 +107,10 @@ impl About {
             prompts: map.json("prompts")?,
             lens: map.json("lens")?,
             sizes: Sizes::of(&map, &resolved_config)?,
+            floor: match strings.contains_key("noise") {
+                true => Some(map.json::<Noise>("noise")?.kl_f32_bf16),
+                false => None,
+            },
             resolved_config,
         };
         about.check(&map)?;

@@ -1,10 +1,14 @@
-//! The noise floor: how far HF's bf16 is from HF's own f32, by the judge's definitions. The metadata's figures are for
-//! people; these are computed from the tensors.
+//! The noise floor: how far HF's bf16 is from HF's own f32, by the judge's definitions. Computed from the tensors; what the
+//! metadata says of it must agree, for every limit is a factor on it.
 
 use super::capture::{Capture, Nll};
 use super::prompt::PromptCapture;
+use crate::check::Summary;
 use crate::check::logits::Kl;
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+/// How far the metadata's figures may be from the tensors', relatively.
+const SLACK: f64 = 0.01;
 
 /// The floor of a capture, over all prompts and steps.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,6 +38,32 @@ impl Floor {
             perplexity_bf16: perplexity(bf16.as_slice().unwrap_or_default()),
             perplexity_f32: perplexity(f32.as_slice().unwrap_or_default()),
         })
+    }
+}
+
+impl Capture {
+    /// KL(HF f32 || HF bf16) over all steps of all prompts.
+    ///
+    /// Errors: those of reading; [`Error::Capture`] where the metadata has other figures: the capture is damaged.
+    pub fn kl_floor(&self) -> Result<Summary> {
+        if let Some(known) = self.known_floor().get() {
+            return Ok(*known);
+        }
+        let mut steps = vec![];
+        for prompt in self.prompts() {
+            steps.extend(prompt_floor(&self.prompt(&prompt.id)?)?.steps);
+        }
+        let found = Summary::of(&steps);
+        if let Some(declared) = self.declared_floor() {
+            let same = |found: f64, declared: f64| (found - declared).abs() <= SLACK * declared.abs();
+            if !(same(found.median, declared.median) && same(found.p95, declared.p95)) {
+                let (median, p95) = (found.median, found.p95);
+                let found = format!("KL median {median:.3e} and p95 {p95:.3e} of HF bf16 from HF f32 by its tensors");
+                let why = format!("{found}, {:.3e} and {:.3e} by its metadata (noise)", declared.median, declared.p95);
+                return Err(Error::Capture { path: self.path().to_owned(), why });
+            }
+        }
+        Ok(*self.known_floor().get_or_init(|| found))
     }
 }
 

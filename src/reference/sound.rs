@@ -11,16 +11,26 @@ const LSE_SLACK: f64 = 1e-4;
 impl Capture {
     /// Scans every value: none is NaN or infinite; per prompt, top logits descend (ties by id) and are not all equal,
     /// the chosen ids are the top ids, no log-sum-exp is below what its own logits add up to, and bf16's logits at the
-    /// f32 model's ids are those it has in its own list.
+    /// f32 model's ids are those it has in its own list. The noise floor is what the metadata says.
     ///
     /// Errors: [`Error::Capture`] naming the tensor and the place.
     pub fn sound(&self) -> Result<()> {
         let refused = |why: String| Error::Capture { path: self.path().to_owned(), why };
         finite(self.tensors()).map_err(refused)?;
         for prompt in self.prompts() {
-            sound_prompt(&self.prompt(&prompt.id)?).map_err(|why| refused(format!("{}: {why}", prompt.id)))?;
+            self.sound_prompt(&prompt.id)?;
         }
-        Ok(())
+        self.kl_floor().map(drop)
+    }
+
+    /// [`Capture::prompt`] of a prompt that is [`Capture::sound`].
+    ///
+    /// Errors: those of [`Capture::prompt`]; [`Error::Capture`].
+    pub fn sound_prompt(&self, id: &str) -> Result<PromptCapture> {
+        let prompt = self.prompt(id)?;
+        let refused = |why: String| Error::Capture { path: self.path().to_owned(), why: format!("{id}: {why}") };
+        sound_prompt(&prompt).map_err(refused)?;
+        Ok(prompt)
     }
 }
 

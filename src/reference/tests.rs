@@ -128,6 +128,7 @@ fn wrong_metadata_is_named(#[case] damage: fn(&mut Made), #[case] message: &str)
 #[case::flat(|m: &mut Made| { m.ints("base_00.f32.top_ids", &[32, 20], &(0..640).map(|i| i % 20).collect::<Vec<_>>()); m.floats("base_00.f32.top_logits", Dtype::F32, &[32, 20], &[1.0; 640]); }, "base_00: f32.top_logits: step 0 is flat")]
 #[case::order(|m: &mut Made| m.set_float("base_00.f32.top_logits", 19, 99.0), "base_00: f32.top_logits: step 0 does not descend")]
 #[case::inconsistent(|m: &mut Made| m.values("base_00.bf16.at_f32", Dtype::BF16, &[32, 20], 0.5), "base_00: step 0: bf16.at_f32 and bf16.top_logits differ for id ")]
+#[case::floor(|m: &mut Made| set(m, "noise", json!({"kl_f32_bf16": {"median": 9.0, "p95": 9.5}})), "KL median ")]
 fn an_unsound_capture_is_refused(#[case] damage: fn(&mut Made), #[case] message: &str) {
     let found = refusal(damage);
     assert!(found.starts_with(&format!("capture refused: {message}")), "{found}");

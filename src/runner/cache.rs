@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{Record, TapRequest};
 use crate::error::{Error, Result};
-use crate::model::hashes::{cache_dir, sha256, sha256_file, write_atomically};
+use crate::model::hashes::{cache_dir, sha256, sha256_file, state, write_atomically};
 use crate::plan::Plan;
 use crate::settings;
 
@@ -109,8 +109,7 @@ impl RunCache {
 
 /// Content hash of a binary; remembered by path, size and time of change, since every test process asks for it.
 fn binary_hash(exe: &Path) -> Result<String> {
-    let metadata = fs::metadata(exe).map_err(Error::io(exe))?;
-    let seen = format!("{} {} {:?}", exe.display(), metadata.len(), metadata.modified().map_err(Error::io(exe))?);
+    let seen = format!("{} {}", exe.display(), state(exe)?);
     let known = cache_dir().join(format!("binary-{}", sha256(seen.as_bytes())));
     match fs::read_to_string(&known) {
         Ok(hash) if hash.len() == 64 => Ok(hash),

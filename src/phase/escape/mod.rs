@@ -207,6 +207,7 @@ fn figures(
         ("perplexity_loss", loss),
         ("regret", regret / own_regret),
         ("kl_median", kl.summary.median / floor.summary.median),
+        ("kl_prompt", max(&mut phase3::kl_by_prompt(bench, prompts)?.into_iter())),
         ("kl_p95", kl.summary.p95 / floor.summary.p95),
         ("rows_max", max(&mut positions.into_iter())),
     ]

@@ -45,6 +45,36 @@ fn scaling_switched_off_fails_the_long_prompt_and_no_short_one() {
     assert_eq!(noise(&off, "long_00").unwrap().verdict.outcome(), Outcome::Fail);
 }
 
+/// One prompt that is wrong from end to end among all that are right: neither the pool's median nor its p95 moves beyond
+/// its limit, so the prompt is judged alone.
+#[test]
+fn one_wrong_prompt_among_many_fails() {
+    let prompts = Subject::shared("tiny_llama").unwrap().outline().unwrap().prompts;
+    let sound = bench("tiny_llama", &prompts, |_| {});
+    let off = bench("tiny_llama", &ids(&["long_00"]), |config| config.rope.kind = RopeKind::Default);
+    assert_eq!(kl(&sound, &prompts).unwrap().verdict.outcome(), Outcome::Pass);
+    sound.keep("long_00", off.record("long_00").unwrap());
+    let (pool, floor) = kl_and_floor(&sound, &prompts).unwrap();
+    assert!(pool.judge(&floor.summary, kl_factors(&sound).unwrap(), prompts.len() * STEPS).is_pass());
+    let verdict = kl(&sound, &prompts).unwrap().verdict;
+    assert_eq!(verdict.outcome(), Outcome::Fail);
+    assert!(verdict.to_string().contains("long_00: KL median"), "{verdict}");
+}
+
+/// Any prompt alone passes on a sound device: `verify` takes any.
+#[rstest]
+fn every_prompt_passes_alone(
+    #[values("tiny_llama", "tiny_mistral", "tiny_qwen2", "tiny_qwen3")] model: &str,
+    #[values("emu", "emu_npu2")] device: &str,
+) {
+    let bench = Bench::shared(model, device).unwrap();
+    for id in bench.prompts().to_vec() {
+        let alone = std::slice::from_ref(&id);
+        let verdict = kl(&bench, alone).unwrap().verdict.and(agreement(&bench, alone).unwrap());
+        assert!(verdict.is_pass(), "{id}: {verdict}");
+    }
+}
+
 /// Both lowerings of a QKV bias pass phases 2 and 3; without the bias nothing does.
 #[rstest]
 #[case::device(PlanOptions::default())]
