@@ -54,6 +54,8 @@ fn main() -> ExitCode {
     }
     suite.case(Case::new("the_same_through_a_pipe", |_| same_through_a_pipe()).without_device());
     suite.case(Case::new("layers_through_a_pipe", |_| layers_through_a_pipe()).without_device());
+    let exchanged = Case::new("exchanged_layers_fail_the_diagnosis", |_| exchanged_layers_fail_the_diagnosis());
+    suite.case(exchanged.without_device());
     suite.case(Case::new("layers_file_is_checked", |_| layers_file_is_checked()).without_device());
     suite.case(Case::new("no_such_program", |_| no_such_program()).without_device());
     suite.run()
@@ -108,9 +110,24 @@ fn same_through_a_pipe() -> std::result::Result<(), Failed> {
 
 fn layers_through_a_pipe() -> std::result::Result<(), Failed> {
     let (piped, code, stderr) = phasegate(&["diagnosis", MODEL, "--runner", &this("nothing")]);
-    let (direct, ..) = phasegate(&["diagnosis", MODEL]);
+    let (mut direct, ..) = phasegate(&["diagnosis", MODEL]);
     assert_eq!(code, 0, "{piped} {stderr}");
+    // What a layer adds of its own is asked of devices of ours only: the last column.
+    let table = &mut direct["tables"][0];
+    assert_eq!(table["columns"].as_array_mut().and_then(Vec::pop), Some("added".into()));
+    for row in table["rows"].as_array_mut().into_iter().flatten() {
+        row.as_array_mut().and_then(Vec::pop).ok_or("an empty row")?;
+    }
     assert_eq!(piped["tables"], direct["tables"]);
+    Ok(())
+}
+
+/// Two layers in each other's place: the first layer is right, and that is not enough.
+fn exchanged_layers_fail_the_diagnosis() -> std::result::Result<(), Failed> {
+    let runner = format!("{} serve {MODEL} --fault layers_swapped", env!("CARGO_BIN_EXE_phasegate"));
+    let (report, code, stderr) = phasegate(&["diagnosis", MODEL, "--runner", &runner]);
+    let reasons = report["verdict"]["reasons"].to_string();
+    assert!(code == 1 && reasons.contains("times HF bf16's distance"), "exit {code}, {reasons}, {stderr}");
     Ok(())
 }
 
