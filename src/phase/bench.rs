@@ -133,6 +133,8 @@ pub struct Bench {
     cache: RunCache,
     alteration: Arc<dyn Alteration>,
     runner: Mutex<Option<NpuRunner>>,
+    /// What the device said of itself when it was opened for the runner.
+    described: OnceLock<(String, String)>,
     /// Another engine that makes the records, if it is not the device.
     external: Option<Mutex<ExternalRunner>>,
     arithmetic: Arithmetic,
@@ -162,10 +164,11 @@ impl Bench {
         // The virtual NPU computes with emu's kernels.
         let ieee = matches!(device, "emu" | "vnpu");
         let arithmetic = if ieee { Arithmetic::Ieee } else { Arithmetic::Npu2 };
-        let (runner, records, findings) = Default::default();
+        let (runner, described, records, findings) = Default::default();
         let (device, prompts, alteration) = (device.into(), prompts.to_vec(), Arc::new(Sound));
         let external = None;
         Ok(Bench {
+            described,
             subject,
             device,
             prompts,
@@ -268,13 +271,17 @@ impl Bench {
         &self.prompts
     }
 
-    /// The device's label and what it says of itself; opens a device only to ask.
+    /// The device's label and what it says of itself; opens a device only to ask, and only before the first run: after
+    /// a time-out it could not be opened again.
     ///
     /// Errors: as [`open_device`].
     pub fn describe(&self) -> Result<(String, String)> {
         if let Some(external) = &self.external {
             let external = external.lock().unwrap_or_else(PoisonError::into_inner);
             return Ok((external.info().label.clone(), external.info().description.clone()));
+        }
+        if let Some(described) = self.described.get() {
+            return Ok(described.clone());
         }
         let device = open_device(&self.device)?;
         Ok((device.info().label.clone(), device.info().description.clone()))
@@ -382,7 +389,11 @@ impl Bench {
         let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
         let runner = match &mut *runner {
             Some(runner) => runner,
-            none => none.insert(self.subject.altered_runner(&self.device, &self.options, &*self.alteration)?),
+            none => {
+                let runner = self.subject.altered_runner(&self.device, &self.options, &*self.alteration)?;
+                self.described.get_or_init(|| (runner.info().label.clone(), runner.info().description.clone()));
+                none.insert(runner)
+            }
         };
         f(runner)
     }
