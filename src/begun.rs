@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use crate::error::{Error, Result};
 
@@ -49,6 +49,20 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).map_err(Error::io(path))?;
     entry.end(|| file.persist(path)).map_err(|e| Error::io(path)(e.error))?;
     Ok(())
+}
+
+/// Keeps what could be made again. Where that cannot be written, the next process makes it again, and the first time
+/// this one says so.
+pub fn keep(path: &Path, bytes: &[u8]) {
+    if let Err(error) = write_atomically(path, bytes) {
+        not_kept(&error);
+    }
+}
+
+/// Says on stderr, once in a process, that what could be kept is not.
+pub fn not_kept(error: &Error) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| eprintln!("warning: {error}: nothing is cached, so the next run takes as long as this one"));
 }
 
 /// A file as others make them: who may read it is what the umask says.

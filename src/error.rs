@@ -11,8 +11,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused a file operation.
-    #[error("{path}: {source}", path = path.display())]
-    Io { path: PathBuf, source: std::io::Error },
+    // Not its `source`: the message says it, and a chain would say it again.
+    #[error("{path}: {os}", path = path.display())]
+    Io { path: PathBuf, os: std::io::Error },
 
     /// A file is not what its name says: damaged, truncated, another format.
     #[error("{path}: {why}", path = path.display())]
@@ -70,12 +71,30 @@ pub enum Error {
 impl Error {
     /// Wraps an I/O error with the path it happened at; meant for `map_err`.
     pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
-        move |source| Error::Io { path: path.as_ref().to_owned(), source }
+        move |os| Error::Io { path: path.as_ref().to_owned(), os }
     }
 
     /// A damaged file.
     pub fn malformed(path: impl AsRef<Path>, why: impl Into<String>) -> Error {
         Error::Malformed { path: path.as_ref().to_owned(), why: why.into() }
+    }
+
+    /// A file that could not be read as JSON, or as the JSON it should be; names the usual mistake, a page or a pointer
+    /// saved in place of the file.
+    pub fn not_json(path: impl AsRef<Path>, bytes: &[u8], error: &serde_json::Error) -> Error {
+        let start = bytes.trim_ascii_start();
+        let why = if start.is_empty() {
+            "an empty file, expected JSON".into()
+        } else if start.starts_with(b"<") {
+            "an HTML or XML page, expected JSON".into()
+        } else if start.starts_with(b"version https://git-lfs") {
+            "a git-lfs pointer, expected the file itself (git lfs pull)".into()
+        } else if error.is_data() {
+            error.to_string()
+        } else {
+            format!("not JSON: {error}")
+        };
+        Error::malformed(path, why)
     }
 
     /// A comparison that has no meaning.

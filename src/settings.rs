@@ -68,8 +68,15 @@ pub fn isa() -> Option<String> {
 }
 
 /// Whether runs may be served from the run cache.
-pub fn run_cache() -> bool {
-    get(RUN_CACHE).is_none_or(|v| v != "off")
+///
+/// Errors: [`Error::Usage`] for anything but `on` and `off`.
+pub fn run_cache() -> Result<bool> {
+    match get(RUN_CACHE) {
+        None => Ok(true),
+        Some(v) if v.trim().eq_ignore_ascii_case("on") => Ok(true),
+        Some(v) if v.trim().eq_ignore_ascii_case("off") => Ok(false),
+        Some(found) => Err(Error::Usage { what: RUN_CACHE.into(), found, expected: "on or off".into() }),
+    }
 }
 
 /// The folder of compiled ELFs.

@@ -108,6 +108,19 @@ fn an_empty_prompt_file_fails_phase_0() {
 #[case::unknown_kernel(&["run", "tiny_llama", "--host", "conv"], 64, "unknown kernel \"conv\"")]
 #[case::no_tokens(&["run", "tiny_llama", "--n-tokens", "0"], 64, "n-tokens")]
 #[case::too_many_tokens(&["run", "tiny_llama", "--n-tokens", "5000"], 64, "max_position_embeddings 2048")]
+#[case::no_tokens_to_say(&["chat", "tiny_llama", "-n", "0"], 64, "n-tokens")]
+#[case::endless_padding(&["run", "tiny_llama", "--pad-gqa", "18446744073709551615"], 64, "at most 64")]
+#[case::wide_padding(&["verify", "tiny_llama", "--pad-gqa", "65"], 64, "at most 64")]
+#[case::call_sites(&["run", "tiny_llama", "--host", "foo"], 64, "q_proj, q_rope")]
+#[case::head_is_a_site(&["run", "tiny_llama", "--host", "foo"], 64, "lm_head")]
+#[case::two_datapaths(&["run", "tiny_llama", "--device", "emu_npu2", "--datapath", "ieee"], 64, "--datapath: found \"ieee\"")]
+#[case::datapath_of_an_npu(&["verify", "tiny_llama", "--device", "npu", "--datapath", "npu2"], 64, "--device emu with it, not npu")]
+#[case::runner_and_device(&["verify", "tiny_llama", "--runner", "true", "--device", "npu"], 64, "--device: found \"npu\"")]
+#[case::runner_padded(&["verify", "tiny_llama", "--runner", "true", "--pad-gqa", "8"], 64, "--pad-gqa: found \"8\"")]
+#[case::runner_and_host(&["diagnosis", "tiny_llama", "--runner", "true", "--host", "attention,add"], 64, "--host: found \"attention,add\"")]
+#[case::external_and_bias(&["verify", "tiny_llama", "--device", "external", "--bias", "host"], 64, "--bias: found \"host\"")]
+#[case::seed_of_nothing(&["run", "tiny_llama", "--seed", "3"], 64, "seed")]
+#[case::serve_nobody(&["serve", "nope"], 64, "unknown model \"nope\"")]
 #[case::no_prompts(&["verify", "tiny_llama", "--max-prompts", "0"], 64, "prompts")]
 #[case::beside_nothing(&["verify", "tiny_llama", "--beside", "gpu"], 64, "unknown device \"gpu\"")]
 #[case::empty_prompt(&["run", "tiny_mistral", "--prompt", ""], 64, "prompt")]
@@ -137,9 +150,79 @@ fn two_arithmetics_stand_beside_each_other(#[case] options: &[&str], #[case] tit
 #[rstest]
 #[case("PHASEGATE_ISA", "sse", 64)]
 #[case("PHASEGATE_THREADS", "0", 64)]
+#[case("PHASEGATE_ROOT", "/nope", 64)]
 #[case("PHASEGATE_THREADS", "many", 64)]
 fn wrong_variables_are_one_clear_line(#[case] name: &str, #[case] value: &str, #[case] code: i32) {
     refuses(phasegate().args(["run", "tiny_llama"]).env(name, value), code, name);
+}
+
+#[rstest]
+#[case("0")]
+#[case("false")]
+fn the_run_cache_is_on_or_off(#[case] value: &str) {
+    let verify = ["verify", "tiny_llama", "--max-prompts", "1"];
+    refuses(phasegate().args(verify).env("PHASEGATE_RUN_CACHE", value), 64, "PHASEGATE_RUN_CACHE");
+}
+
+#[test]
+fn a_root_without_fixtures_says_so() {
+    let verify = ["verify", "tiny_llama"];
+    refuses(
+        phasegate().args(verify).env("PHASEGATE_ROOT", "/nope"),
+        64,
+        "the root /nope (PHASEGATE_ROOT) has no fixtures/",
+    );
+}
+
+/// A cache that cannot be written costs time and one warning; a report that cannot be written is an error, not a verdict.
+#[test]
+fn what_cannot_be_written() {
+    let project = project("tiny_llama");
+    fs::create_dir_all(project.path().join("fixtures/hf")).unwrap();
+    fs::copy(root().join("fixtures/limits.toml"), project.path().join("fixtures/limits.toml")).unwrap();
+    let taken = project.path().join("target/phasegate");
+    fs::create_dir_all(&taken).unwrap();
+    for cache in ["hashes", "runs"] {
+        fs::write(taken.join(cache), "a file where a folder should be").unwrap();
+    }
+    let reports = tempfile::tempdir().unwrap();
+    let verify = |reports: &Path| {
+        let mut command = phasegate();
+        command.args(["verify", "tiny_llama", "--max-prompts", "1", "--report-dir"]).arg(reports);
+        command.env("PHASEGATE_ROOT", project.path());
+        command.assert()
+    };
+    let once = predicate::function(|text: &str| text.matches("warning: ").count() == 1);
+    verify(reports.path()).success().stderr(once.and(contains("nothing is cached")));
+    let folder = taken.join("runs/reports");
+    let twice = predicate::function(|text: &str| text.matches("os error").count() == 2);
+    verify(&folder).code(74).stderr(contains("error: ").and(contains("runs")).and(twice));
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case(&["kernels"])]
+#[case(&["inspect", "tiny_llama", "--json"])]
+fn a_full_disk_behind_stdout_is_said(#[case] args: &[&str]) {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("phasegate"));
+    let output = command.args(args).current_dir(root()).stdout(full).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(74) && said.starts_with("error: stdout: No space left"), "{output:?}");
+}
+
+/// Reports are as readable as any file that this user makes.
+#[cfg(unix)]
+#[test]
+fn a_report_has_the_mode_of_a_plain_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    fs::write(dir.path().join("plain"), "").unwrap();
+    phasegate().args(["verify", "tiny_llama", "--max-prompts", "1", "--report-dir"]).arg(dir.path()).assert().success();
+    for report in ["verify-tiny_llama-emu.json", "verify-tiny_llama-emu.md"] {
+        assert_eq!(mode(&dir.path().join(report)), mode(&dir.path().join("plain")));
+    }
 }
 
 #[test]

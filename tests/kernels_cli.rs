@@ -145,11 +145,25 @@ fn fused_dispatches_are_listed_and_shown() {
 #[case(&["gemm", "--shape", "M=1,K=1,N=1"], 64, "unknown kernel \"gemm\"")]
 #[case(&["gemv_bf16", "--shape", "M=1"], 64, "expected M, K")]
 #[case(&["gemv_bf16", "--shape", "M=1,K=0"], 64, "each at least 1")]
+#[case(&["gemv_bf16", "--shape", "M=9223372036854775807,K=1"], 64, "at most 2147483647")]
 #[case(&["gemv_bf16", "--shape", "M=1,K=x"], 64, "expected DIM=N")]
 #[case(&["gemv_bf16", "--shape", "M=1,M=2"], 64, "expected DIM=N")]
 #[case(&["gemv_bf16", "--shape", "M=99999999999999999999,K=1"], 64, "expected DIM=N")]
 fn bad_input_is_one_line(#[case] args: &[&str], #[case] code: i32, #[case] message: &str) {
     refuses(args, code, message);
+}
+
+#[rstest]
+#[case("<html></html>", "a.json: an HTML or XML page, expected JSON")]
+#[case("version https://git-lfs.github.com/spec/v1", "a.json: a git-lfs pointer")]
+#[case("", "a.json: an empty file, expected JSON")]
+#[case("{]", "a.json: not JSON: ")]
+#[case("{}", "a.json: missing field `kernel`")]
+fn a_bad_shape_table_is_one_line(#[case] table: &str, #[case] message: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a.elf"), "ELF").unwrap();
+    std::fs::write(dir.path().join("a.json"), table).unwrap();
+    refuses(&["--seal", dir.path().to_str().unwrap()], 1, message);
 }
 
 #[rstest]

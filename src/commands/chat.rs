@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::Args;
 
 use super::ModelArgs;
-use super::generate::{Generation, INTERRUPTED, SamplingArgs, generate};
+use super::generate::{Generation, INTERRUPTED, SamplingArgs, check_tokens, generate};
 use crate::error::{Error, Result};
 use crate::model::chat_template::Message;
 use crate::phase::Subject;
@@ -45,6 +45,7 @@ pub(super) struct ChatArgs {
 
 pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
     let sampler = args.sampling.sampler()?;
+    check_tokens(args.n_tokens)?;
     let subject = Subject::open(&args.model.model, args.model.variant.as_deref())?;
     let runner = conversation_runner(&subject, &args)?;
     let room = subject.config.max_position_embeddings.min(LONGEST_CONVERSATION);
@@ -114,7 +115,7 @@ impl Chat<'_> {
         let mut forgotten = 0;
         loop {
             let (_, ids) = self.subject.chat_ids(&self.turns)?;
-            if ids.len() + self.n_tokens <= self.room {
+            if ids.len().saturating_add(self.n_tokens) <= self.room {
                 if forgotten > 0 {
                     eprintln!("[the oldest {forgotten} turns are forgotten: {} positions in all]", self.room);
                 }

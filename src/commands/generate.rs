@@ -24,9 +24,9 @@ pub(super) struct SamplingArgs {
     /// Draw from the likeliest tokens that make up this probability
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     top_p: f64,
-    /// Seed of the draws: the same seed gives the same text
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    /// Seed of the draws: the same seed gives the same text (default 0)
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
 }
 
 impl SamplingArgs {
@@ -44,8 +44,12 @@ impl SamplingArgs {
         if self.temperature == 0.0 && self.top_p < 1.0 {
             return wrong("top-p", self.top_p, "a --temperature above 0 to go with it");
         }
+        if let (true, Some(seed)) = (self.temperature == 0.0, self.seed) {
+            let (what, expected) = ("seed".into(), "a --temperature above 0 to go with it".into());
+            return Err(Error::Usage { what, found: seed.to_string(), expected });
+        }
         let SamplingArgs { temperature, top_p, seed } = *self;
-        Ok(Sampler::new(Sampling { temperature, top_p, seed }))
+        Ok(Sampler::new(Sampling { temperature, top_p, seed: seed.unwrap_or_default() }))
     }
 }
 
@@ -152,6 +156,14 @@ pub(super) fn setup(subject: &Subject, model: &ModelArgs, prompt: usize, n_token
     let mut options = RunnerOptions::for_prompts([prompt], n_tokens, subject.config.max_position_embeddings);
     options.plan = model.plan();
     Ok(subject.runner(&model.label(), &options)?)
+}
+
+/// Errors: [`Error::Usage`] for no tokens at all.
+pub(super) fn check_tokens(n_tokens: usize) -> Result<(), Error> {
+    if n_tokens > 0 {
+        return Ok(());
+    }
+    Err(Error::Usage { what: "n-tokens".into(), found: "0".into(), expected: "at least 1".into() })
 }
 
 /// Whether the model has positions for a prompt and its continuation.

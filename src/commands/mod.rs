@@ -1,6 +1,6 @@
 //! The command line: one file a command, each a thin call of the rooms below.
 //!
-//! Exit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage.
+//! Exit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage, 74 a file that cannot be read or written.
 
 /// `println!` for people who close the pipe early: that ends the command, quietly.
 macro_rules! say {
@@ -13,6 +13,7 @@ mod audit;
 mod bisect;
 mod chat;
 mod completions;
+mod contradictions;
 mod deploy;
 mod diagnosis;
 mod engine;
@@ -33,7 +34,7 @@ mod verify;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
 use crate::begun;
 use crate::check::Outcome;
@@ -48,6 +49,8 @@ use crate::settings;
 const ENDED_BY_SIGINT: i32 = 130;
 /// Wrong arguments, as in sysexits.h.
 const USAGE: u8 = 64;
+/// A file that could not be read or written, as in sysexits.h: no verdict on any model.
+const IO_ERROR: u8 = 74;
 
 #[derive(Parser)]
 #[command(name = "phasegate", version, about, max_term_width = 110, after_help = environment_help())]
@@ -243,8 +246,14 @@ impl From<PromptSet> for Prompts {
 
 /// Parses the command line, runs the command, and turns its answer into an exit code.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let parsed =
+        Cli::command().try_get_matches().and_then(|m| Ok((Cli::from_arg_matches(&m)?, contradictions::find(&m))));
+    let cli = match parsed {
+        Ok((cli, Ok(()))) => cli,
+        Ok((_, Err(contradiction))) => {
+            eprintln!("error: {contradiction}");
+            return ExitCode::from(exit_code(&contradiction));
+        }
         Err(help) => {
             let code = if help.use_stderr() { USAGE } else { 0 };
             // Nothing is left to do when even this cannot be printed.
@@ -294,7 +303,10 @@ fn interrupted() {
 
 /// Whether the reader of our output has simply gone.
 fn closed_pipe(error: &anyhow::Error) -> bool {
-    let io = error.chain().find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    let io = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(Error::Io { os, .. }) => Some(os),
+        _ => cause.downcast_ref::<std::io::Error>(),
+    });
     io.is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
@@ -302,6 +314,8 @@ fn closed_pipe(error: &anyhow::Error) -> bool {
 fn exit_code(error: &Error) -> u8 {
     match error {
         Error::Usage { .. } | Error::Unknown { .. } => USAGE,
+        // A file that is missing from a checkpoint or a fixture is a finding; a disk that is full is none.
+        Error::Io { os, .. } if os.kind() != std::io::ErrorKind::NotFound => IO_ERROR,
         Error::Unavailable { .. } => Outcome::NotRun.exit_code(),
         Error::Incomplete { .. } => Outcome::Inconclusive.exit_code(),
         _ => Outcome::Fail.exit_code(),
@@ -313,15 +327,19 @@ fn environment_help() -> String {
     for variable in settings::VARIABLES {
         text.push_str(&format!("  {:<22} {}\n", variable.name, variable.what));
     }
-    text.push_str("\nExit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage");
+    text.push_str(
+        "\nExit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage, 74 I/O error",
+    );
     text
 }
 
-/// Prints a line; a closed pipe (`| head`) ends the process as if all had been said.
+/// Prints a line; a closed pipe (`| head`) ends the process as if all had been said, any other failure says so.
 fn say(line: std::fmt::Arguments<'_>) {
     use std::io::Write;
-    if let Err(error) = writeln!(std::io::stdout(), "{line}") {
-        let code = if error.kind() == std::io::ErrorKind::BrokenPipe { 0 } else { Outcome::Fail.exit_code() };
-        std::process::exit(i32::from(code));
+    let Err(error) = writeln!(std::io::stdout(), "{line}") else { return };
+    if error.kind() == std::io::ErrorKind::BrokenPipe {
+        std::process::exit(0);
     }
+    eprintln!("error: stdout: {error}");
+    std::process::exit(i32::from(IO_ERROR));
 }

@@ -6,9 +6,8 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::ModelArgs;
-use super::generate::{Generation, Reply, SamplingArgs, generate, setup};
+use super::generate::{Generation, Reply, SamplingArgs, check_tokens, generate, setup};
 use crate::check::{Extent, Verdict};
-use crate::error::Error;
 use crate::model::chat_template::Message;
 use crate::phase::Subject;
 use crate::report::Report;
@@ -44,13 +43,10 @@ pub(super) struct RunArgs {
 
 pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let mut sampler = args.sampling.sampler()?;
+    check_tokens(args.n_tokens)?;
     let subject = Subject::open(&args.model.model, args.model.variant.as_deref())?;
     let (text, ids) =
         if args.chat { subject.chat_ids(&[Message::user(&args.prompt)])? } else { subject.raw_ids(&args.prompt)? };
-    if args.n_tokens == 0 {
-        let (what, expected) = ("n-tokens".into(), "at least 1".into());
-        return Err(Error::Usage { what, found: "0".into(), expected }.into());
-    }
     let mut runner = setup(&subject, &args.model, ids.len(), args.n_tokens)?;
     if !args.chat && !args.json {
         write!(std::io::stdout(), "{text}")?;

@@ -8,6 +8,7 @@ use super::ModelArgs;
 use super::planted::PlantedArgs;
 use crate::error::{Error, Result};
 use crate::model::hashes::sha256_file;
+use crate::model::locate::locate;
 use crate::phase::Subject;
 use crate::runner::external::protocol::{Ask, Hello, PROTOCOL};
 use crate::runner::external::serve;
@@ -32,6 +33,8 @@ pub(super) struct ServeArgs {
 const LONGEST: usize = 2048;
 
 pub(super) fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    // A model that is not here is said at once, and not only to who asks for it.
+    locate(&args.model.model, args.model.variant.as_deref())?;
     serve(std::io::stdin().lock(), std::io::stdout().lock(), |ask| start(&args, ask))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,7 @@ use std::time::UNIX_EPOCH;
 use sha2::{Digest, Sha256};
 
 use super::safetensors_file::SafetensorsFile;
-pub use crate::begun::write_atomically;
+pub use crate::begun::{keep, write_atomically};
 use crate::error::{Error, Result};
 use crate::settings;
 
@@ -78,7 +78,7 @@ pub fn of_tensors_cached(file: &SafetensorsFile, cache: &Path, threads: usize) -
     }
     let hashes = of_tensors(file, threads);
     if let Ok(text) = serde_json::to_vec(&hashes) {
-        let _ = write_atomically(&entry, &text);
+        keep(&entry, &text);
     }
     Ok(hashes)
 }

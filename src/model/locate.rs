@@ -60,6 +60,12 @@ pub fn locate_in(root: &Path, model: &str, variant: Option<&str>) -> Result<Loca
         };
     }
     let names = known.iter().map(|m| m.name.as_str()).collect::<Vec<_>>().join(", ");
+    let fixtures = root.join("fixtures");
+    let names = match (fixtures.is_dir(), names.is_empty()) {
+        (false, _) => format!("nothing: the root {} ({}) has no fixtures/", root.display(), settings::ROOT),
+        (true, true) => format!("nothing: no fixture in {}", fixtures.display()),
+        (true, false) => names,
+    };
     let known = format!("{names}; or a checkpoint folder, or an HF id ORG/NAME in the local cache");
     Err(Error::Unknown { kind: "model", name: model.into(), known })
 }
@@ -100,8 +106,9 @@ pub fn fixture(root: &Path, manifest: Manifest, variant: Option<&str>) -> Result
         path => root.join(path),
     };
     if !checkpoint_dir.join(CONFIG_FILE).is_file() {
+        let absent = if checkpoint_dir.is_dir() { checkpoint_dir.join(CONFIG_FILE) } else { checkpoint_dir };
         let make = manifest.make.as_ref().map_or(String::new(), |m| format!("; get it with: {m}"));
-        return Err(missing(format!("{} is not there{make}", checkpoint_dir.display())));
+        return Err(missing(format!("{} is not there{make}", absent.display())));
     }
     // The capture belongs to the default variant; the hashes inside it have the last word.
     let reference = Some(manifest.reference()).filter(|p| name == manifest.default_variant && p.is_file());

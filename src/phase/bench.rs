@@ -10,6 +10,7 @@ use crate::compute::{Isa, Pool};
 use crate::device::emu::EmuDevice;
 use crate::device::{Arithmetic, Device};
 use crate::error::{Error, Result};
+use crate::model::config::CONFIG_FILE;
 use crate::model::hashes::sha256;
 use crate::plan::{PlanOptions, Tuning};
 use crate::reference::PromptCapture;
@@ -153,6 +154,17 @@ impl Bench {
         let lengths: Vec<usize> =
             prompts.iter().map(|id| Ok(subject.capture()?.prompt(id)?.ids.len())).collect::<Result<_>>()?;
         let longest = subject.config.max_position_embeddings;
+        if let Some((id, length)) = prompts.iter().zip(&lengths).find(|(_, length)| *length + STEPS > longest) {
+            return Err(Error::Key {
+                path: subject.located.checkpoint_dir.join(CONFIG_FILE),
+                key: "max_position_embeddings".into(),
+                found: longest.to_string(),
+                expected: format!(
+                    "at least {}: prompt {id} has {length} tokens, and {STEPS} steps follow",
+                    length + STEPS
+                ),
+            });
+        }
         let mut options = RunnerOptions::for_prompts(lengths, STEPS, longest);
         options.max_positions = options.max_positions.max(perplexity::positions(longest));
         if !options.buckets.contains(&perplexity::bucket(longest)) {
@@ -431,5 +443,26 @@ impl Bench {
             taps: taps.clone(),
             faults: vec![],
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_that_is_longer_than_the_model_goes_is_named() {
+        let mut subject = Subject::open("tiny_llama", None).unwrap();
+        let length = subject.capture().unwrap().prompt("long_00").unwrap().ids.len();
+        let bench = |subject: Subject| {
+            Bench::new(Arc::new(subject), "emu", &["long_00".to_owned()], PlanOptions::default()).map(|_| ())
+        };
+        subject.config.max_position_embeddings = 128;
+        let error = bench(subject).unwrap_err().to_string();
+        let said = ["config.json: max_position_embeddings: found 128", "prompt long_00", &format!("{length} tokens")];
+        assert!(said.iter().all(|said| error.contains(said)), "{error}");
+        let mut subject = Subject::open("tiny_llama", None).unwrap();
+        subject.config.max_position_embeddings = length + STEPS;
+        bench(subject).unwrap();
     }
 }

@@ -30,7 +30,9 @@ fn finish(mut plan: Plan, options: &PlanOptions) -> Result<Plan> {
         // Attention is a host op at decode already.
         if plan.place(id, Placement::Host) == 0 && matches!(plan.stage, Stage::Prefill { .. }) && id != "gemv" {
             let known: BTreeSet<&str> = plan.launches().map(|(_, l)| l.kernel.id()).collect();
-            let known = known.into_iter().collect::<Vec<_>>().join(", ");
+            let sites: BTreeSet<&str> = plan.launches().filter_map(|(_, l)| l.name.rsplit('.').next()).collect();
+            let list = |names: BTreeSet<&str>| names.into_iter().collect::<Vec<_>>().join(", ");
+            let known = format!("{}; call sites {}, or one launch, as l00.q_proj", list(known), list(sites));
             return Err(Error::Unknown { kind: "kernel", name: id.clone(), known });
         }
     }

@@ -13,6 +13,10 @@ pub enum BiasLowering {
     Host,
 }
 
+/// Most query heads per KV head that padding may ask for, unless the model's own next power of two is more: every
+/// phantom head costs as much as a real one.
+const MAX_PADDED_GROUP: usize = 64;
+
 /// Options of a plan. The default is the plain plan.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
@@ -34,15 +38,19 @@ impl PlanOptions {
 
     /// Query heads per KV head that the plan works with.
     ///
-    /// Errors: [`Error::Usage`] for a padding that would drop heads.
+    /// Errors: [`Error::Usage`] for a padding that would drop heads, or add more than any tile could be after.
     pub fn group(&self, config: &ModelConfig) -> Result<usize> {
+        let most = MAX_PADDED_GROUP.max((config.group() + 1).next_power_of_two());
         match self.pad_gqa {
             None => Ok(config.group()),
-            Some(group) if group >= config.group() => Ok(group),
+            Some(group) if (config.group()..=most).contains(&group) => Ok(group),
             Some(group) => Err(Error::Usage {
                 what: "pad_gqa".into(),
                 found: group.to_string(),
-                expected: format!("at least {}, the model's query heads per KV head", config.group()),
+                expected: format!(
+                    "at least {}, the model's query heads per KV head, and at most {most}",
+                    config.group()
+                ),
             }),
         }
     }

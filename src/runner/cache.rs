@@ -1,7 +1,8 @@
 //! Records on disk, so that nextest's process per test costs one prefill and not thirty.
 //!
 //! `<work dir>/runs/<hash of binary>/<hash of everything else>.safetensors`, made under one lock for all binaries and then renamed. The
-//! key covers all that a record depends on; a record that cannot be read is made again.
+//! key covers all that a record depends on; a record that cannot be read is made again, and one that cannot be written
+//! is only not there the next time.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -9,8 +10,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::{Record, TapRequest};
+use crate::begun::not_kept;
 use crate::error::{Error, Result};
-use crate::model::hashes::{cache_dir, sha256, sha256_file, state, write_atomically};
+use crate::model::hashes::{cache_dir, keep, sha256, sha256_file, state};
 use crate::plan::Plan;
 use crate::settings;
 
@@ -54,9 +56,9 @@ pub struct RunCache {
 impl RunCache {
     /// The cache of this process's binary; off when `PHASEGATE_RUN_CACHE=off`.
     ///
-    /// Errors: [`Error::Io`] when the binary cannot be read.
+    /// Errors: [`Error::Io`] when the binary cannot be read, [`Error::Usage`] for another value of that variable.
     pub fn open() -> Result<RunCache> {
-        if !settings::run_cache() {
+        if !settings::run_cache()? {
             return Ok(RunCache::off());
         }
         let exe = std::env::current_exe().map_err(Error::io("this binary"))?;
@@ -84,27 +86,39 @@ impl RunCache {
     /// The record of `key`: read if it is there, else made by `run`. One process runs at a time: two that share the
     /// cores would only slow each other down, and the next one may find its record made meanwhile.
     ///
-    /// Errors: those of `run`; [`Error::Io`] when the cache's folder cannot be written.
+    /// Errors: those of `run`. A cache that cannot be written is only slow.
     pub fn get_or_run(&self, key: &RunKey, run: impl FnOnce() -> Result<Record>) -> Result<Record> {
         let Some(dir) = &self.dir else { return run() };
-        if !dir.exists() {
-            fs::create_dir_all(dir).map_err(Error::io(dir))?;
-            prune(dir);
-        }
         let path = record_path(dir, key)?;
         if let Some(record) = load(&path) {
             return Ok(record);
         }
-        let lock_path = dir.parent().unwrap_or(dir).join("running.lock");
-        let lock = File::create(&lock_path).map_err(Error::io(&lock_path))?;
-        lock.lock().map_err(Error::io(&lock_path))?;
+        let _lock = match lock(dir) {
+            Ok(lock) => lock,
+            Err(error) => {
+                not_kept(&error);
+                return run();
+            }
+        };
         if let Some(record) = load(&path) {
             return Ok(record);
         }
         let record = run()?;
-        write_atomically(&path, &record.to_bytes(&path)?)?;
+        keep(&path, &record.to_bytes(&path)?);
         Ok(record)
     }
+}
+
+/// Makes the folder of one binary's records and takes the lock of all of them.
+fn lock(dir: &Path) -> Result<File> {
+    if !dir.exists() {
+        fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        prune(dir);
+    }
+    let path = dir.parent().unwrap_or(dir).join("running.lock");
+    let lock = File::create(&path).map_err(Error::io(&path))?;
+    lock.lock().map_err(Error::io(&path))?;
+    Ok(lock)
 }
 
 /// Content hash of a binary; remembered by path, size and time of change, since every test process asks for it.
@@ -115,8 +129,7 @@ fn binary_hash(exe: &Path) -> Result<String> {
         Ok(hash) if hash.len() == 64 => Ok(hash),
         _ => {
             let hash = sha256_file(exe)?;
-            fs::create_dir_all(cache_dir()).map_err(Error::io(cache_dir()))?;
-            write_atomically(&known, hash.as_bytes())?;
+            keep(&known, hash.as_bytes());
             Ok(hash)
         }
     }
@@ -197,6 +210,23 @@ mod tests {
         }
         get(&key()).unwrap();
         assert_eq!(runs.get(), 3);
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_is_only_slow() {
+        let root = tempfile::tempdir().unwrap();
+        let taken = root.path().join("a file");
+        fs::write(&taken, "").unwrap();
+        let cache = RunCache::at(taken, "binary");
+        let runs = Cell::new(0);
+        for _ in 0..2 {
+            let run = || {
+                runs.set(runs.get() + 1);
+                Ok(record())
+            };
+            assert_eq!(cache.get_or_run(&key(), run).unwrap(), record());
+        }
+        assert_eq!(runs.get(), 2);
     }
 
     #[test]

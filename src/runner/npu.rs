@@ -43,7 +43,7 @@ impl RunnerOptions {
         let mut buckets: Vec<usize> = lengths.into_iter().map(|n| bucket(n, max_positions)).collect();
         buckets.sort_unstable();
         buckets.dedup();
-        let capacity = (longest + steps).min(max_positions.max(longest));
+        let capacity = longest.saturating_add(steps).min(max_positions.max(longest));
         let (plan, tuning) = (PlanOptions::default(), Tuning::default());
         RunnerOptions { buckets, max_positions: capacity, plan, prefill: tuning, decode: tuning, poison: true }
     }

@@ -11,11 +11,8 @@ use crate::error::{Error, Result};
 ///
 /// Errors: [`Error::Io`] when the program cannot be started.
 pub(super) fn audit(program: &str, model: &str, device: &str) -> Result<Verdict> {
-    let (device, datapath) = match device {
-        "emu_npu2" => ("emu", "npu2"),
-        other => (other, "ieee"),
-    };
-    let args = ["audit", model, "--device", device, "--datapath", datapath, "--json"];
+    // `emu_npu2` is a device's label, too: `--device` takes every one of them.
+    let args = ["audit", model, "--device", device, "--json"];
     let output = Command::new(program).args(args).output().map_err(Error::io(program))?;
     let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     let extent = Extent::new().require("audits", 1).compare("audits", 1);

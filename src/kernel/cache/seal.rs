@@ -81,7 +81,7 @@ impl Seal {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::io(&path)(e)),
         };
-        let seal: Seal = serde_json::from_str(&text).map_err(|e| Error::malformed(&path, e.to_string()))?;
+        let seal: Seal = serde_json::from_str(&text).map_err(|e| Error::not_json(&path, text.as_bytes(), &e))?;
         if seal.schema != SCHEMA {
             return Err(Error::malformed(&path, format!("schema: found {:?}, expected {SCHEMA:?}", seal.schema)));
         }
@@ -157,7 +157,7 @@ pub(super) fn tables(dir: &Path) -> Result<BTreeMap<String, (PathBuf, ShapeTable
 fn table(dir: &Path, elf: &str) -> Result<Option<ShapeTable>> {
     let path = dir.join(elf).with_extension("json");
     match fs::read_to_string(&path) {
-        Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| Error::malformed(&path, e.to_string())),
+        Ok(text) => serde_json::from_str(&text).map(Some).map_err(|e| Error::not_json(&path, text.as_bytes(), &e)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::io(&path)(e)),
     }

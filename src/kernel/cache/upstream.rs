@@ -54,7 +54,7 @@ impl Manifest {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::io(&path)(e)),
         };
-        let file: File = serde_json::from_str(&text).map_err(|e| Error::malformed(&path, e.to_string()))?;
+        let file: File = serde_json::from_str(&text).map_err(|e| Error::not_json(&path, text.as_bytes(), &e))?;
         Ok(Some(Manifest { toolchain: file.toolchain, entries: file.entries }))
     }
 

@@ -214,7 +214,7 @@ pub fn check_shape(facts: &KernelFacts, shape: &Point) -> Result<()> {
     Err(Error::Usage {
         what: format!("shape of {}", facts.id),
         found: shape.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(","),
-        expected: format!("{}, each at least 1 (causal: 0 or 1)", names.join(", ")),
+        expected: format!("{}, each at least 1 and at most {} (causal: 0 or 1)", names.join(", "), i32::MAX),
     })
 }
 

@@ -197,7 +197,9 @@ const COMPUTATION: &[(&str, &[&str])] = &[
 /// The part of a computation that a key seems to belong to, by its words.
 pub fn computation(key: &str) -> Option<&'static str> {
     let lower = key.to_ascii_lowercase();
-    let words: Vec<&str> = lower.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    let mut words: Vec<&str> = lower.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    // A `.._key` or `.._value` may be any key or value.
+    words.pop_if(|last| ["key", "value"].contains(last));
     COMPUTATION.iter().find(|(_, marks)| words.iter().any(|w| marks.contains(w))).map(|(part, _)| *part)
 }
 

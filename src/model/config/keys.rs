@@ -103,20 +103,12 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A finite number; a whole number will do.
-    pub fn number(&mut self, key: &str) -> Result<Option<f64>> {
+    /// A number that is computed with in f32, where it must be `sound`; `expected` says what that is.
+    pub fn f32(&mut self, key: &str, expected: &str, sound: impl Fn(f32) -> bool) -> Result<Option<f64>> {
         let Some(v) = self.value(key) else { return Ok(None) };
         match v.as_f64() {
-            Some(x) if x.is_finite() => Ok(Some(x)),
-            _ => Err(self.wrong(key, brief(v), "a number")),
-        }
-    }
-
-    /// A number above zero.
-    pub fn positive(&mut self, key: &str) -> Result<Option<f64>> {
-        match self.number(key)? {
-            Some(x) if x <= 0.0 => Err(self.wrong(key, x.to_string(), "a number above 0")),
-            x => Ok(x),
+            Some(x) if (x as f32).is_finite() && sound(x as f32) => Ok(Some(x)),
+            _ => Err(self.wrong(key, brief(v), expected)),
         }
     }
 

@@ -233,15 +233,5 @@ pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
 ///
 /// Errors: [`Error::Malformed`].
 pub fn parse_json(path: &Path, bytes: &[u8]) -> Result<Value> {
-    let start = bytes.trim_ascii_start();
-    if start.is_empty() {
-        return Err(Error::malformed(path, "an empty file, expected JSON"));
-    }
-    if start.starts_with(b"<") {
-        return Err(Error::malformed(path, "an HTML or XML page, expected JSON"));
-    }
-    if start.starts_with(b"version https://git-lfs") {
-        return Err(Error::malformed(path, "a git-lfs pointer, expected the file itself (git lfs pull)"));
-    }
-    serde_json::from_slice(bytes).map_err(|e| Error::malformed(path, format!("not JSON: {e}")))
+    serde_json::from_slice(bytes).map_err(|e| Error::not_json(path, bytes, &e))
 }

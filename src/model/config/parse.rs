@@ -106,7 +106,7 @@ pub fn parse(path: &Path, json: &Value) -> Result<(ModelConfig, Coverage)> {
         num_key_value_heads: heads.key_value,
         head_dim: heads.dim,
         max_position_embeddings,
-        rms_norm_eps: keys.positive("rms_norm_eps")?.unwrap_or(RMS_NORM_EPS),
+        rms_norm_eps: eps(&mut keys)?.unwrap_or(RMS_NORM_EPS),
         hidden_act: activation(&mut keys)?,
         rope: rope(&mut keys, &mut coverage, max_position_embeddings)?,
         tie_word_embeddings: keys.bool("tie_word_embeddings")?.unwrap_or(false),
@@ -216,7 +216,7 @@ fn special(keys: &mut Keys<'_>, key: &str, vocab_size: usize, default: Option<u3
 /// RoPE from either spelling: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling`.
 fn rope(keys: &mut Keys<'_>, coverage: &mut Coverage, max_positions: usize) -> Result<RopeParameters> {
     let (new, old) = (keys.object("rope_parameters")?, keys.object("rope_scaling")?);
-    let theta = keys.positive("rope_theta")?;
+    let theta = theta(keys)?;
     let own_original = keys.size("original_max_position_embeddings", MAX_POSITIONS)?;
     let Some((key, map)) = new.map(|m| ("rope_parameters", m)).or(old.map(|m| ("rope_scaling", m))) else {
         if own_original.is_some() {
@@ -290,7 +290,7 @@ fn rope_object<'a>(
     if let Some(v) = keys.peek("mrope_section") {
         return Err(keys.refused("mrope_section", v, "multimodal RoPE is out of scope"));
     }
-    let theta = keys.positive("rope_theta")?;
+    let theta = theta(&mut keys)?;
     let states_original = keys.peek("original_max_position_embeddings").is_some();
     let kind = match rope_type {
         "default" => RopeKind::Default,
@@ -327,20 +327,31 @@ fn rope_refused(keys: &Keys<'_>, rope_type: &str) -> Error {
     keys.refused(key, &Value::String(rope_type.into()), format!("{why}; in scope: default, linear, dynamic, llama3"))
 }
 
+/// What a scale or base must be.
+const AT_LEAST_1: &str = "a number of at least 1, within f32";
+/// What a share or a small amount must be.
+const ABOVE_0: &str = "a number above 0, normal in f32";
+
+/// Beside a mean of squares that is near 1 at every norm, an epsilon of 1 or more is a mistake.
+fn eps(keys: &mut Keys<'_>) -> Result<Option<f64>> {
+    let expected = format!("{ABOVE_0} and below 1");
+    keys.f32("rms_norm_eps", &expected, |x| x.is_normal() && x > 0.0 && x < 1.0)
+}
+
+fn theta(keys: &mut Keys<'_>) -> Result<Option<f64>> {
+    keys.f32("rope_theta", AT_LEAST_1, |x| x >= 1.0)
+}
+
 /// Errors: [`Error::Key`] unless a number of at least 1.
 fn factor(keys: &mut Keys<'_>) -> Result<f64> {
-    match keys.number("factor")? {
-        Some(f) if f >= 1.0 => Ok(f),
-        Some(f) => Err(keys.wrong("factor", f.to_string(), "a number of at least 1")),
-        None => Err(keys.required("factor", "a number of at least 1")),
-    }
+    keys.f32("factor", AT_LEAST_1, |x| x >= 1.0)?.ok_or_else(|| keys.required("factor", AT_LEAST_1))
 }
 
 fn llama3(keys: &mut Keys<'_>, max_positions: usize) -> Result<RopeKind> {
     let factor = factor(keys)?;
-    let mut need = |key| match keys.positive(key)? {
-        Some(x) => Ok(x),
-        None => Err(keys.required(key, "a number above 0")),
+    let mut need = |key| {
+        let found = keys.f32(key, ABOVE_0, |x| x.is_normal() && x > 0.0)?;
+        found.ok_or_else(|| keys.required(key, ABOVE_0))
     };
     let (low, high) = (need("low_freq_factor")?, need("high_freq_factor")?);
     if high <= low {

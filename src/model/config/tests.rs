@@ -125,6 +125,16 @@ fn resolves(#[case] family: &str, #[case] patch: Value, #[case] expected: Value)
 #[case("qwen3", json!({"num_attention_heads": 1048576, "num_key_value_heads": 1048576, "head_dim": 4096}), "num_attention_heads: found 1048576 heads of 4096")]
 #[case("llama", json!({"vocab_size": 1e3}), "vocab_size: found 1000.0")]
 #[case("llama", json!({"rms_norm_eps": 0}), "rms_norm_eps: found 0, expected a number above 0")]
+#[case("llama", json!({"rms_norm_eps": 1e300}), "rms_norm_eps: found 1e+300, expected a number above 0, normal in f32 and below 1")]
+#[case("llama", json!({"rms_norm_eps": 1}), "rms_norm_eps: found 1, expected a number above 0")]
+#[case("llama", json!({"rms_norm_eps": -1e-6}), "rms_norm_eps: found -1e-6, expected a number above 0")]
+#[case("llama", json!({"rms_norm_eps": 1e-40}), "rms_norm_eps: found 1e-40, expected a number above 0, normal in f32")]
+#[case("llama", json!({"rope_theta": 1e300}), "rope_theta: found 1e+300, expected a number of at least 1, within f32")]
+#[case("llama", json!({"rope_theta": 1e-30}), "rope_theta: found 1e-30, expected a number of at least 1")]
+#[case("llama", json!({"rope_parameters": {"rope_theta": 1e300}}), "rope_parameters.rope_theta: found 1e+300")]
+#[case("llama", json!({"rope_scaling": {"type": "linear", "factor": 1e39}}), "rope_scaling.factor: found 1e+39, expected a number of at least 1, within f32")]
+#[case("llama", json!({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1e-320, "high_freq_factor": 4}}), "rope_parameters.low_freq_factor: found 1e-320")]
+#[case("llama", json!({"rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 1e39}}), "rope_parameters.high_freq_factor: found 1e+39")]
 #[case("llama", json!({"rms_norm_eps": "1e-5"}), "rms_norm_eps: found \"1e-5\", expected a number")]
 #[case("llama", json!({"tie_word_embeddings": 1}), "tie_word_embeddings: found 1, expected true or false")]
 #[case("llama", json!({"eos_token_id": 1024}), "eos_token_id: found 1024, expected a token id below vocab_size 1024")]
@@ -194,6 +204,18 @@ fn refuses(#[case] family: &str, #[case] patch: Value, #[case] expected: &str) {
     assert!(error.starts_with("config.json: "), "{error}");
     assert!(error.contains(expected), "found {error:?}, expected {expected:?} in it");
     assert!(!error.ends_with('.'), "{error}");
+}
+
+#[rstest]
+#[case("unknown_key", None)]
+#[case("api_key", None)]
+#[case("default_value", None)]
+#[case("key_scale_exponent", Some("attention"))]
+#[case("use_key_value_cache", Some("attention"))]
+#[case("normalised", None)]
+#[case("post_norm", Some("norm"))]
+fn words_betray_a_computation(#[case] key: &str, #[case] part: Option<&str>) {
+    assert_eq!(super::coverage::computation(key), part);
 }
 
 #[rstest]
@@ -396,7 +418,8 @@ proptest! {
         if let Ok((config, _)) = ModelConfig::from_json(Path::new("c"), &v) {
             prop_assert_eq!(config.num_attention_heads % config.num_key_value_heads, 0);
             prop_assert!(config.head_dim % 2 == 0 && config.head_dim > 0);
-            prop_assert!(config.rope.rope_theta > 0.0);
+            prop_assert!(config.rope.rope_theta >= 1.0 && (config.rope.rope_theta as f32).is_finite());
+            prop_assert!((config.rms_norm_eps as f32).is_normal() && config.rms_norm_eps < 1.0);
         }
     }
 

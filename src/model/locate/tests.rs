@@ -50,6 +50,8 @@ fn by_name_by_folder_or_not_at_all() {
         error("../small", None).contains("not in the local cache") || error("../small", None).contains("unknown model")
     );
     assert!(error(root.path().to_str().expect("UTF-8"), None).contains("found no config.json"));
+    fs::remove_file(root.path().join("fixtures/small/checkpoint/config.json")).expect("removed");
+    assert!(error("small", None).contains("checkpoint/config.json is not there"), "{}", error("small", None));
 }
 
 #[rstest]
