@@ -51,7 +51,11 @@ fn a_page_needs_reports_of_one_model() {
         .arg(dir.path())
         .assert()
         .code(3)
-        .stderr(contains("make one with: phasegate verify tiny_qwen3"));
+        .stderr(contains("make one with: phasegate verify tiny_qwen3\n"));
+    for (device, options) in [("npu", "--device npu"), ("emu_npu2", "--datapath npu2")] {
+        let made = format!("make one with: phasegate verify tiny_qwen3 {options}\n");
+        phasegate().args(missing).arg(dir.path()).args(["--device", device]).assert().code(3).stderr(contains(made));
+    }
     let one = dir.path().join("verify-tiny_llama-emu.json");
     let other = dir.path().join("other.json");
     fs::write(&other, fs::read_to_string(&one).unwrap().replace("\"tiny_llama\"", "\"tiny_qwen2\"")).unwrap();

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{ModelArgs, ReportArgs};
+use super::refused::Gate;
+use super::{ModelArgs, RecordArgs};
 use crate::phase::{Subject, phase7};
 use crate::report::{Cell, Report, Table, provenance};
 use crate::settings;
@@ -14,20 +15,23 @@ pub(super) struct AuditArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    report: ReportArgs,
+    report: RecordArgs,
     /// Chooses the injected faults and the prompt nobody has captured
     #[arg(long, value_name = "N", default_value_t = 7)]
     seed: u64,
 }
 
 pub(super) fn run(args: AuditArgs) -> anyhow::Result<ExitCode> {
+    Gate::new("audit", &args.model, args.model.label(), &args.report.shown).reported(audit(args))
+}
+
+fn audit(args: AuditArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let audit = phase7::audit(&subject, &args.model.label(), args.seed)?;
     let path = if args.report.record {
         audit.record(&settings::root())?
     } else {
-        let dir = args.report.report_dir.clone().unwrap_or_else(|| settings::work_dir().join("reports"));
-        let path = dir.join(format!("{}-{}-{}.md", phase7::DOCUMENT, audit.model, audit.device));
+        let path = args.report.shown.dir().join(format!("{}-{}-{}.md", phase7::DOCUMENT, audit.model, audit.device));
         audit.write(&path)?;
         path
     };

@@ -35,7 +35,8 @@ pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
     let found = explain::explain(&subject, &device, &*altered, &args.model.plan(), budget)?;
     let opened = bench::open_device(&device)?;
     let info = (opened.info().label.clone(), opened.info().description.clone());
-    let mut report = Report::new("bisect", &subject.name, info, verdict(&found));
+    let verdict = verdict(&found, args.planted.id());
+    let mut report = Report::new("bisect", &subject.name, info, verdict);
     report.tables.extend((!found.bisect.logits.is_empty()).then(|| steps(&found.bisect)));
     report.tables.extend((!found.bisect.rows.is_empty()).then(|| launches(&found.bisect)));
     report.tables.extend((!found.hypotheses.is_empty()).then(|| hypotheses(&found.hypotheses)));
@@ -43,7 +44,8 @@ pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
     if let Some(id) = args.planted.id() {
         report.fact("injected fault", id);
     }
-    for (i, line) in found.lines().into_iter().enumerate() {
+    let limit = if args.budget.is_some() { "--budget" } else { settings::EXPLAIN_SECONDS };
+    for (i, line) in found.lines(limit).into_iter().enumerate() {
         report.fact(if i == 0 { "bisect" } else { "fit" }, line);
     }
     Ok(args.report.publish(&report, |report| {
@@ -57,14 +59,20 @@ pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
     })?)
 }
 
-/// A run is as it should be where nothing is off and nothing needs explaining.
-fn verdict(found: &explain::Explanation) -> Verdict {
+/// A run is as it should be where nothing is off and nothing needs explaining. One that has a fault in it and shows nothing
+/// of it is no pass: these prompts cannot tell.
+fn verdict(found: &explain::Explanation, planted: Option<&str>) -> Verdict {
+    if let (Some(id), true) = (planted, found.is_sound()) {
+        return Verdict::inconclusive(format!("{id} was put in, and neither prompt shows it"));
+    }
     let Bisect { step, culprit, ratios, .. } = &found.bisect;
     let mut failures = vec![];
     if step.is_some() || found.bisect.refused.is_some() {
         failures.push(found.bisect.line());
     } else if let Some(first) = found.hypotheses.first() {
         failures.push(format!("the run is not a sound one; {} accounts for it best", first.fault));
+    } else if !found.is_sound() {
+        failures.push("the run is not a sound one; no fault that was tried accounts for it".into());
     }
     let outputs = ratios.iter().map(Vec::len).sum::<usize>() as u64;
     let extent = Extent::new().require("layer outputs", outputs).compare("layer outputs", outputs);

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::engine::{EngineArgs, Started};
-use super::{ModelArgs, ReportArgs};
+use super::refused::Gate;
+use super::{ModelArgs, RecordArgs};
 use crate::check::Verdict;
 use crate::check::layers::{self, Layer};
 use crate::phase::{Bench, Run, Subject, added, explain, external, phase2, phase3, progress};
@@ -23,13 +24,18 @@ pub(super) struct DiagnosisArgs {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
-    report: ReportArgs,
+    report: RecordArgs,
     /// Prompt with layer captures (default: the first)
     #[arg(long, value_name = "ID")]
     prompt_id: Option<String>,
 }
 
 pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
+    let gate = Gate::new("diagnosis", &args.model, args.engine.label(&args.model), &args.report.shown);
+    gate.reported(diagnose(args))
+}
+
+fn diagnose(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let outline = subject.outline()?;
     let prompt = match args.prompt_id.clone().or_else(|| outline.lens.first().cloned()) {

@@ -38,6 +38,11 @@ pub(crate) struct Identified {
 }
 
 impl EngineArgs {
+    /// The label of what is gated.
+    pub(crate) fn label(&self, model: &ModelArgs) -> String {
+        if self.runner.is_some() { LABEL.into() } else { model.label() }
+    }
+
     /// The external engine that is asked for, if one is.
     ///
     /// Errors: [`Error::Usage`] for a command that cannot be split, or none where one is needed.

@@ -89,7 +89,7 @@ pub(super) fn run(args: KernelsArgs) -> anyhow::Result<ExitCode> {
         return cache::show(dir, args.json);
     }
     if args.calibrate {
-        return calibrate::run(&ReportArgs { json: args.json, report_dir: None, record: false });
+        return calibrate::run(&ReportArgs { json: args.json, report_dir: None });
     }
     if args.placement {
         return placement_census(args.json);

@@ -26,6 +26,7 @@ mod optimise;
 mod planted;
 mod profile;
 mod progress_bar;
+mod refused;
 mod report;
 mod run;
 mod serve;
@@ -172,16 +173,34 @@ pub(crate) struct ReportArgs {
     /// Folder for the JSON and Markdown reports
     #[arg(long, value_name = "DIR")]
     report_dir: Option<PathBuf>,
+}
+
+/// Where findings go, for commands that have a progress document.
+#[derive(Args, Clone)]
+pub(crate) struct RecordArgs {
+    #[command(flatten)]
+    shown: ReportArgs,
     /// Write the model's progress document (fixtures/<model>/progress/<device>)
     #[arg(long)]
     record: bool,
 }
 
+impl RecordArgs {
+    /// As [`ReportArgs::publish`].
+    fn publish(&self, report: &Report, people: impl FnOnce(&Report)) -> Result<ExitCode> {
+        self.shown.publish(report, people)
+    }
+}
+
 impl ReportArgs {
+    /// The folder of the reports.
+    fn dir(&self) -> PathBuf {
+        self.report_dir.clone().unwrap_or_else(|| settings::work_dir().join("reports"))
+    }
+
     /// Writes the report and prints it as JSON, or leaves stdout to `people`.
     fn publish(&self, report: &Report, people: impl FnOnce(&Report)) -> Result<ExitCode> {
-        let dir = self.report_dir.clone().unwrap_or_else(|| settings::work_dir().join("reports"));
-        let [json, _] = report.write(&dir)?;
+        let [json, _] = report.write(&self.dir())?;
         if self.json {
             let text = std::fs::read_to_string(&json).map_err(Error::io(&json))?;
             say!("{text}");

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{ModelArgs, ReportArgs};
+use super::{ModelArgs, RecordArgs};
 use crate::phase::optimise::{self, Decision, Experiment, Half, ITERATIONS, Optimised, Setting, WARM_UP};
 use crate::phase::{Bench, Run, Subject, progress};
 use crate::report::{Cell, Report, Table, provenance};
@@ -15,7 +15,7 @@ pub(super) struct OptimiseArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    report: ReportArgs,
+    report: RecordArgs,
     /// 4: prefill, 5: decode
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(4..=5))]
     phase: u8,

@@ -3,7 +3,8 @@
 use clap::Args;
 
 use crate::error::{Error, Result};
-use crate::fault::{At, Fault, Injection};
+use crate::explain::fit;
+use crate::fault::{At, Fault};
 use crate::model::ModelConfig;
 use crate::runner::{Alteration, Sound};
 
@@ -28,32 +29,25 @@ impl PlantedArgs {
 
     /// What to alter; nothing without a fault.
     ///
-    /// Errors: [`Error::Usage`] for an id that the catalogue has not, or a place that the model has not.
+    /// Errors: [`Error::Usage`] for an id that the catalogue has not, a place that the model has not, a strength that the
+    /// fault has not, and for a fault of whoever asks and judges: a run has neither its prompts nor its records in its hands.
     pub(super) fn alteration(&self, config: &ModelConfig) -> Result<Box<dyn Alteration>> {
         let Some(id) = &self.fault else { return Ok(Box::new(Sound)) };
         let entry = Fault::entry(id)?;
+        if !fit::is_of_run(entry) {
+            return Err(Error::Usage {
+                what: "fault".into(),
+                found: format!("{id}, a fault of whoever asks and judges, before or behind the runner"),
+                expected: "a fault of config, weights, launches or buffers".into(),
+            });
+        }
+        if let (Some(strength), true) = (self.strength, entry.strengths.is_empty()) {
+            let expected = format!("none: {id} has only one");
+            return Err(Error::Usage { what: "strength".into(), found: strength.to_string(), expected });
+        }
         let default = entry.default_at(config);
         let strength = self.strength.unwrap_or(default.strength);
         let at = At { layer: self.layer.or(default.layer), strength, ..default };
         Ok(Box::new(Fault::new(entry, config, at)?))
-    }
-
-    /// [`PlantedArgs::alteration`] for an engine, which has neither its prompts nor its records in its own hands.
-    ///
-    /// Errors: also [`Error::Usage`] for a fault of whoever asks and judges.
-    pub(super) fn of_an_engine(&self, config: &ModelConfig) -> Result<Box<dyn Alteration>> {
-        if let Some(id) = &self.fault
-            && matches!(
-                Fault::entry(id)?.injection,
-                Injection::Prompt(_) | Injection::Record(_) | Injection::Harness(_)
-            )
-        {
-            return Err(Error::Usage {
-                what: "fault".into(),
-                found: format!("{id}, a fault of whoever asks and judges"),
-                expected: "a fault of config, weights, launches or buffers".into(),
-            });
-        }
-        self.alteration(config)
     }
 }

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::model::hashes::write_atomically;
 use crate::report::difference::{Change, Kind, differences};
 use crate::report::stored::Stored;
-use crate::report::{Cell, Page, Table, page};
+use crate::report::{Cell, Page, Table, device_options, page, standing};
 use crate::settings;
 
 #[derive(Args)]
@@ -36,7 +36,8 @@ pub(super) struct ReportPageArgs {
 
 pub(super) fn run(args: ReportPageArgs) -> anyhow::Result<ExitCode> {
     let dir = args.report_dir.clone().unwrap_or_else(|| settings::work_dir().join("reports"));
-    let reports = find(&args, &dir)?;
+    let mut reports = find(&args, &dir)?;
+    standing::hold(&settings::root(), &mut reports);
     let first = &reports[0];
     if let Some(other) = reports.iter().find(|r| (&r.model, &r.device) != (&first.model, &first.device)) {
         let found = format!("{} on {} and {} on {}", first.model, first.device, other.model, other.device);
@@ -63,7 +64,11 @@ fn find(args: &ReportPageArgs, dir: &Path) -> Result<Vec<Stored>> {
     if reports.is_empty() {
         return Err(Error::Unavailable {
             what: format!("report of {model} on {}", args.device),
-            why: format!("none in {}; make one with: phasegate verify {model}", dir.display()),
+            why: format!(
+                "none in {}; make one with: phasegate verify {model}{}",
+                dir.display(),
+                device_options(&args.device)
+            ),
         });
     }
     Ok(reports)

@@ -52,7 +52,7 @@ fn start(args: &ServeArgs, ask: &Ask) -> Result<(NpuRunner, Hello)> {
     let lengths = (4..=most.max(16).ilog2()).map(|power| 1 << power).chain([most]).filter(|&n| n <= most);
     let mut options = RunnerOptions::for_prompts(lengths, 0, subject.config.max_position_embeddings);
     options.plan = args.model.plan();
-    let altered = args.planted.of_an_engine(&subject.config)?;
+    let altered = args.planted.alteration(&subject.config)?;
     let runner = subject.altered_runner(&args.model.label(), &options, &*altered)?;
     let files = subject.checkpoint.files();
     let mut weights_sha256 = std::collections::BTreeMap::new();

@@ -7,7 +7,8 @@ use std::time::Instant;
 use clap::Args;
 
 use super::engine::{EngineArgs, Started};
-use super::{ModelArgs, Prompts, ReportArgs};
+use super::refused::Gate;
+use super::{ModelArgs, Prompts, RecordArgs};
 use crate::check::{Summary, Verdict};
 use crate::device::Counters;
 use crate::error::{Error, Result};
@@ -28,7 +29,7 @@ pub(super) struct VerifyArgs {
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
-    report: ReportArgs,
+    report: RecordArgs,
     /// Prompt sets (default: the variant's own)
     #[arg(long, value_enum)]
     prompts: Option<Prompts>,
@@ -49,6 +50,12 @@ impl VerifyArgs {
 }
 
 pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
+    let command = if full { "verify-full" } else { "verify" };
+    let gate = Gate::new(command, &args.model, args.engine.label(&args.model), &args.report.shown);
+    gate.reported(verify(args, full))
+}
+
+fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let most = args.max_prompts.filter(|_| !full && !args.report.record).unwrap_or(usize::MAX);

@@ -5,6 +5,7 @@
 
 pub mod bisect;
 pub mod court;
+pub mod finite;
 pub mod fit;
 pub mod forward;
 mod lab;

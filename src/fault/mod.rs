@@ -262,10 +262,43 @@ impl Entry {
         layers.iter().flat_map(each).collect()
     }
 
+    /// Errors: [`Error::Usage`] for a strength at which the fault does nothing or is another one.
+    fn check_strength(&self, strength: f64) -> Result<()> {
+        let Some(Range { least, most, whole, factor }) = self.range() else { return Ok(()) };
+        let fits = (least..=most).contains(&strength) && !(whole && strength.fract() != 0.0);
+        if fits && !(factor && strength == 1.0) {
+            return Ok(());
+        }
+        let (kind, but) = (if whole { "a whole number" } else { "a number" }, if factor { ", not 1" } else { "" });
+        let expected = format!("{kind} from {least} to {most}{but} for {}", self.id);
+        Err(Error::Usage { what: "strength".into(), found: strength.to_string(), expected })
+    }
+
+    /// Strengths at which the fault is still itself: a little beyond the library's on both sides.
+    fn range(&self) -> Option<Range> {
+        let least = self.strengths.iter().copied().min_by(f64::total_cmp)?;
+        let most = self.strengths.iter().copied().fold(least, f64::max);
+        let whole = self.strengths.iter().all(|x| x.fract() == 0.0);
+        // Rounded, so that people are told bounds that they can type.
+        let (below, above) =
+            if whole { ((least / 2.0).floor().max(1.0), (most * 1.5).floor()) } else { (least / 4.0, most * 4.0) };
+        Some(Range { least: below, most: above, whole, factor: least < 1.0 && most > 1.0 })
+    }
+
     /// Whether a fault of the kernel itself, which phase 1 can be run on.
     pub fn is_kernel(&self) -> bool {
         matches!(self.injection, Injection::Launch { sites: [], .. }) && self.catches.contains(&Gate::Phase1)
     }
+}
+
+/// The strengths of an entry.
+struct Range {
+    least: f64,
+    most: f64,
+    /// Counts: of bits, rows, positions.
+    whole: bool,
+    /// Factors: 1 changes nothing.
+    factor: bool,
 }
 
 /// A fault of one model, ready to be injected.
@@ -279,11 +312,18 @@ pub struct Fault {
 impl Fault {
     /// The entry's instance at `at`.
     ///
-    /// Errors: [`Error::Unavailable`] where the model cannot have it.
+    /// Errors: [`Error::Unavailable`] where the model cannot have it; [`Error::Usage`] for a layer that the model has not,
+    /// and for a strength at which the fault does nothing or is another one.
     pub fn new(entry: &'static Entry, config: &ModelConfig, at: At) -> Result<Fault> {
         if let Some(why) = (entry.absent)(config) {
             return Err(Error::Unavailable { what: format!("fault {}", entry.id), why: why.into() });
         }
+        let layers = config.num_hidden_layers;
+        if let Some(layer) = at.layer.filter(|&layer| layer >= layers) {
+            let (what, expected) = ("layer".into(), format!("0 to {}", layers - 1));
+            return Err(Error::Usage { what, found: layer.to_string(), expected });
+        }
+        entry.check_strength(at.strength)?;
         Ok(Fault { entry, at, config: config.clone(), last: Mutex::default() })
     }
 

@@ -91,6 +91,39 @@ fn a_site_is_read_from_its_name() {
     assert_eq!(Site::parse("gemm_bf16::m0064_k0128_n0128"), None);
 }
 
+/// What would inject nothing, or something else, is refused; the library's own and what lies about it is not.
+#[test]
+fn a_layer_or_strength_out_of_bounds_is_a_usage_error() {
+    let (config, _) = checkpoint("tiny_llama");
+    let layers = config.num_hidden_layers;
+    for entry in catalogue().iter().copied().filter(|e| (e.absent)(&config).is_none()) {
+        let default = entry.default_at(&config);
+        let usage = |at: At| match Fault::new(entry, &config, at.clone()) {
+            Err(Error::Usage { what, .. }) => what,
+            other => panic!("{}: {at:?}: {}", entry.id, if other.is_ok() { "accepted" } else { "another error" }),
+        };
+        assert_eq!(usage(At { layer: Some(layers), ..default.clone() }), "layer");
+        assert!(Fault::new(entry, &config, At { layer: Some(layers - 1), ..default.clone() }).is_ok());
+        for at in entry.library(&config) {
+            assert!(Fault::new(entry, &config, at.clone()).is_ok(), "{}: {at:?}", entry.id);
+        }
+        if entry.strengths.is_empty() {
+            continue;
+        }
+        for strength in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e300] {
+            assert_eq!(usage(At { strength, ..default.clone() }), "strength");
+        }
+        let factor = entry.strengths.iter().any(|&x| x < 1.0) && entry.strengths.iter().any(|&x| x > 1.0);
+        let whole = entry.strengths.iter().all(|x| x.fract() == 0.0);
+        if factor {
+            assert_eq!(usage(At { strength: 1.0, ..default.clone() }), "strength");
+        }
+        if whole {
+            assert_eq!(usage(At { strength: entry.strengths[0] + 0.5, ..default.clone() }), "strength");
+        }
+    }
+}
+
 #[test]
 fn an_unknown_fault_and_one_the_model_cannot_have_are_errors() {
     let (config, _) = checkpoint("tiny_qwen3");

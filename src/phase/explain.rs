@@ -10,7 +10,7 @@ use crate::check::{Outcome, Verdict};
 use crate::error::{Error, Result};
 use crate::explain::bisect::{self, Bisect};
 use crate::explain::fit::{self, Hypothesis, Library, Suspect};
-use crate::explain::{Lab, Script};
+use crate::explain::{Lab, Script, finite};
 use crate::plan::PlanOptions;
 use crate::runner::{Alteration, Sound};
 use crate::settings;
@@ -84,8 +84,20 @@ pub struct Explanation {
     pub hypotheses: Vec<Hypothesis>,
     /// Instances of faults that were left out for want of time.
     pub left_out: usize,
-    /// The run parts from a sound one on the longest prompt only.
-    pub long: bool,
+    pub seen: Seen,
+}
+
+/// Where a run was seen to part from a sound one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seen {
+    /// On neither prompt: there is nothing to explain.
+    Nowhere,
+    Short,
+    /// On the longest prompt only.
+    Long,
+    /// The model itself leaves no numbers, so no run of it can be told from another.
+    NoNumbers,
 }
 
 /// Takes a device's run apart and fits the catalogue to it.
@@ -111,6 +123,11 @@ fn explain_in(
 ) -> Result<Explanation> {
     let deadline = Instant::now() + budget;
     let [short, long] = scripts;
+    let no_numbers =
+        |why| Explanation { bisect: Bisect::refused(why), hypotheses: vec![], left_out: 0, seen: Seen::NoNumbers };
+    if let Some(why) = finite::not_finite(lab, sound(device), short)? {
+        return Ok(no_numbers(why));
+    }
     let found = match bisect::bisect(lab, device, sound(device), short, altered) {
         Err(error @ Error::Unavailable { .. }) => return Err(error),
         found => found.unwrap_or_else(|error| Bisect::refused(error.to_string())),
@@ -126,24 +143,35 @@ fn explain_in(
     let library = Library::new(lab, sound(device), short, layers, &suspect, Some(deadline))?;
     if !library.is_sound(&outcome, noise(device)) {
         let hypotheses = library.explain(&outcome, noise(device));
-        return Ok(Explanation { bisect: found, hypotheses, left_out: library.left_out, long: false });
+        return Ok(Explanation { bisect: found, hypotheses, left_out: library.left_out, seen: Seen::Short });
+    }
+    if let Some(why) = finite::not_finite(lab, sound(device), long)? {
+        return Ok(no_numbers(why));
     }
     // Only what the short run does not show can be the fault.
     let hidden = library.sound_candidates();
     let library = Library::of(lab, sound(device), long, hidden, Some(deadline))?;
     let outcome = fit::outcome(lab.trace(device, long, altered));
-    let hypotheses = match library.is_sound(&outcome, noise(device)) {
-        true => vec![],
-        false => library.explain(&outcome, noise(device)),
+    let (hypotheses, seen) = match library.is_sound(&outcome, noise(device)) {
+        true => (vec![], Seen::Nowhere),
+        false => (library.explain(&outcome, noise(device)), Seen::Long),
     };
-    Ok(Explanation { bisect: found, hypotheses, left_out: library.left_out, long: true })
+    Ok(Explanation { bisect: found, hypotheses, left_out: library.left_out, seen })
 }
 
 impl Explanation {
-    /// A few lines for the end of a failure message.
-    pub fn lines(&self) -> Vec<String> {
+    /// Whether the run is as a sound one on every prompt that was looked at.
+    pub fn is_sound(&self) -> bool {
+        self.seen == Seen::Nowhere && self.bisect.step.is_none() && self.bisect.refused.is_none()
+    }
+
+    /// A few lines for the end of a failure message; `limit` is what sets the time that a fit may take.
+    pub fn lines(&self, limit: &str) -> Vec<String> {
         let mut lines = vec![self.bisect.line()];
-        if self.long {
+        if self.is_sound() || self.seen == Seen::NoNumbers {
+            return lines;
+        }
+        if self.seen == Seen::Long {
             lines.push("on the short prompt the run is a sound one; the longest one shows it".into());
         }
         let likely: Vec<&Hypothesis> = self.hypotheses.iter().filter(|h| h.matched.score() >= ALIKE).take(3).collect();
@@ -164,11 +192,7 @@ impl Explanation {
             lines.push(if i == 0 { format!("{what}; likely cause: {}; remedy: {}", h.cause, h.remedy) } else { what });
         }
         if self.left_out > 0 {
-            lines.push(format!(
-                "{} instances of faults were not tried: {} is too short",
-                self.left_out,
-                settings::EXPLAIN_SECONDS
-            ));
+            lines.push(format!("{} instances of faults were not tried: {limit} is too short", self.left_out));
         }
         lines
     }
@@ -194,7 +218,10 @@ pub fn after(bench: &Bench, prompts: &[String], verdict: Verdict) -> (Verdict, V
     // Another engine has no steps of ours to look into.
     if !budget.is_zero() && !bench.is_external() {
         let explained = explain(bench.subject(), bench.device(), &Sound, &bench.plan(), budget);
-        lines.extend(explained.map_or_else(|error| vec![format!("no explanation: {error}")], |found| found.lines()));
+        lines.extend(explained.map_or_else(
+            |error| vec![format!("no explanation: {error}")],
+            |found| found.lines(settings::EXPLAIN_SECONDS),
+        ));
     }
     (hearing.apply(verdict), lines)
 }
@@ -211,7 +238,66 @@ pub fn of_failure(model: &str, device: &str) -> Option<Arc<Vec<String>>> {
         return Some(lines.clone());
     }
     let explained = Subject::shared(model).and_then(|s| explain(&s, device, &Sound, &PlanOptions::default(), budget));
-    let lines = Arc::new(explained.map_or_else(|error| vec![format!("no explanation: {error}")], |e| e.lines()));
+    let lines = Arc::new(
+        explained.map_or_else(|error| vec![format!("no explanation: {error}")], |e| e.lines(settings::EXPLAIN_SECONDS)),
+    );
     known.insert(key, lines.clone());
     Some(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use half::bf16;
+
+    use super::*;
+    use crate::model::Weights;
+
+    /// A checkpoint with one element of one tensor replaced.
+    struct Damaged {
+        sound: Arc<dyn Weights>,
+        tensor: &'static str,
+        at: usize,
+        with: bf16,
+    }
+
+    impl Weights for Damaged {
+        fn bf16(&self, name: &str) -> Result<Cow<'_, [bf16]>> {
+            let mut values = self.sound.bf16(name)?;
+            if name == self.tensor {
+                values.to_mut()[self.at] = self.with;
+            }
+            Ok(values)
+        }
+    }
+
+    fn damaged(tensor: &'static str, at: usize, with: bf16) -> Explanation {
+        let subject = Subject::shared("tiny_llama").unwrap();
+        let sound = lab(&subject, PlanOptions::default()).unwrap();
+        let weights = Arc::new(Damaged { sound: sound.weights.clone(), tensor, at, with });
+        let scripts = [script(&subject).unwrap(), long_script(&subject).unwrap()];
+        explain_in(&Lab { weights, ..sound }, &scripts, "emu", &Sound, Duration::ZERO).unwrap()
+    }
+
+    #[test]
+    fn a_model_that_holds_no_number_is_named_and_not_fitted() {
+        let columns = Subject::shared("tiny_llama").unwrap().config.hidden_size;
+        for (tensor, at, with, said) in [
+            (
+                "model.layers.1.mlp.up_proj.weight",
+                2 * columns + 5,
+                bf16::NAN,
+                "model.layers.1.mlp.up_proj.weight holds a NaN (first at row 2, column 5)",
+            ),
+            ("model.norm.weight", 3, bf16::INFINITY, "model.norm.weight holds an infinity (first at element 3)"),
+            // Large, and a number all the same: what is too large for bf16 comes of it.
+            ("model.layers.1.post_attention_layernorm.weight", 0, bf16::MAX, "every weight is finite"),
+        ] {
+            let found = damaged(tensor, at, with);
+            let lines = found.lines("--budget");
+            assert!(found.hypotheses.is_empty() && !found.is_sound(), "{lines:?}");
+            assert!(lines.len() == 1 && lines[0].contains(said), "{lines:?}");
+        }
+    }
 }

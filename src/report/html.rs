@@ -5,8 +5,9 @@ use std::path::Path;
 use minijinja::{AutoEscape, Environment, Value, context};
 
 use super::difference::{Kind, differences};
+use super::standing::STALE;
 use super::stored::Stored;
-use super::{Cell, Plot, Table, svg};
+use super::{Cell, Plot, REFUSED, Table, svg};
 use crate::error::{Error, Result};
 use crate::phase::progress;
 
@@ -103,6 +104,13 @@ fn culprits(report: &Stored) -> Vec<String> {
 fn next(reports: &[Stored]) -> Option<String> {
     let broken = reports.iter().find(|r| badness(&r.outcome) > 0)?;
     let on = on(broken);
+    if broken.outcome == STALE {
+        return Some(format!("phasegate {} {}{on} runs it again on what is there now", broken.command, broken.model));
+    }
+    // The next command would be refused as well.
+    if broken.facts.iter().any(|(name, _)| name == REFUSED) {
+        return None;
+    }
     let has = |command: &str| reports.iter().any(|r| r.command == command);
     Some(match broken.command.as_str() {
         "verify" | "verify-full" if !has("diagnosis") => {
@@ -121,10 +129,15 @@ fn on(report: &Stored) -> String {
         let command = report.device_description.split_once("through \"")?.1;
         Some(format!(" --runner \"{}\"", command.rsplit_once('"')?.0))
     };
-    match report.device.as_str() {
+    let asked = if report.device == "external" { engine() } else { None };
+    asked.unwrap_or_else(|| device_options(&report.device))
+}
+
+/// The options that ask for the device of this label, with a space before them.
+pub fn device_options(label: &str) -> String {
+    match label {
         "emu" => String::new(),
         "emu_npu2" => " --datapath npu2".into(),
-        "external" => engine().unwrap_or_else(|| " --device external".into()),
         other => format!(" --device {other}"),
     }
 }
@@ -245,7 +258,7 @@ fn is_outcome(text: &str) -> bool {
 
 /// Order of the outcomes; a word of no outcome is as bad as a failure.
 fn badness(outcome: &str) -> usize {
-    let order = ["pass", "not_run", "disputed", "inconclusive", "vacuous", "fail"];
+    let order = ["pass", "not_run", "disputed", "inconclusive", "vacuous", STALE, "fail"];
     order.iter().position(|known| *known == canonical(outcome)).unwrap_or(order.len())
 }
 

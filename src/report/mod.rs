@@ -7,10 +7,11 @@ pub mod difference;
 mod html;
 mod markdown;
 pub mod provenance;
+pub mod standing;
 pub mod stored;
 mod svg;
 
-pub use html::{Page, page};
+pub use html::{Page, device_options, page};
 
 use std::path::{Path, PathBuf};
 
@@ -143,6 +144,9 @@ impl Plot {
 
 /// Folder beside the reports that keeps the run before the last.
 pub const PREVIOUS: &str = "previous";
+
+/// Name of the fact that a command ended before there was anything to judge.
+pub const REFUSED: &str = "refused";
 
 /// Version of the JSON form: sections may be added under the same one.
 pub const SCHEMA: &str = "phasegate.report/1";

@@ -26,7 +26,7 @@ pub struct Stored {
     pub model: String,
     pub device: String,
     pub device_description: String,
-    /// `pass`, `fail` ... as [`crate::check::Outcome`] writes them.
+    /// `pass`, `fail` ... as [`crate::check::Outcome`] writes them; [`super::standing::STALE`] for a pass of something else.
     pub outcome: String,
     pub reasons: Vec<String>,
     pub warnings: Vec<String>,
