@@ -75,7 +75,7 @@ pub fn page(page: &Page<'_>) -> Result<String> {
         reasons => reasons,
         more_reasons => more,
         next => next(page.reports),
-        phases => strip(&page.phases),
+        phases => strip(&page.phases, page.reports.iter().any(|r| r.outcome == STALE || is_refused(r))),
         sections => sections,
         provenance => provenance(page.reports),
         written => page.written.clone(),
@@ -100,6 +100,11 @@ fn culprits(report: &Stored) -> Vec<String> {
     report.plots.iter().filter_map(first).collect()
 }
 
+/// Whether it ended before there was anything to judge.
+fn is_refused(report: &Stored) -> bool {
+    report.facts.iter().any(|(name, _)| name == REFUSED)
+}
+
 /// What to do about the first gate that does not hold.
 fn next(reports: &[Stored]) -> Option<String> {
     let broken = reports.iter().find(|r| badness(&r.outcome) > 0)?;
@@ -108,7 +113,7 @@ fn next(reports: &[Stored]) -> Option<String> {
         return Some(format!("phasegate {} {}{on} runs it again on what is there now", broken.command, broken.model));
     }
     // The next command would be refused as well.
-    if broken.facts.iter().any(|(name, _)| name == REFUSED) {
+    if is_refused(broken) {
         return None;
     }
     let has = |command: &str| reports.iter().any(|r| r.command == command);
@@ -142,12 +147,18 @@ pub fn device_options(label: &str) -> String {
     }
 }
 
-fn strip(phases: &[(u8, String)]) -> Vec<Value> {
+/// The phases as recorded; where a run is of other weights or was refused, what they once passed is no pass of what is there.
+fn strip(phases: &[(u8, String)], doubtful: bool) -> Vec<Value> {
     (0..8)
         .map(|phase| {
             let found = phases.iter().find(|(known, _)| *known == phase).map(|(_, word)| word.as_str());
             let tone = found.map_or("none", |word| tone(word));
-            context! { phase => phase, outcome => found.unwrap_or("not recorded"), tone => tone }
+            match found {
+                Some(word) if doubtful && tone == "good" => {
+                    context! { phase => phase, outcome => format!("was {word}"), tone => "none" }
+                }
+                _ => context! { phase => phase, outcome => found.unwrap_or("not recorded"), tone => tone },
+            }
         })
         .collect()
 }
