@@ -74,12 +74,12 @@ const Q0: &str = "model.layers.0.self_attn.q_proj.weight";
 #[case::rope_row(|p: &Project| p.captured("rope.cos", 3 * 64 + 1, 0.5f32.to_le_bytes()), &["rope::pos_0015"])]
 #[case::rope_position(|p: &Project| p.captured("rope.positions", 10, 513u32.to_le_bytes()), &["rope::pos_0512", "rope::positions"])]
 #[case::nan_in_the_capture(|p: &Project| p.captured("base_03.f32.top_logits", 9, f32::NAN.to_le_bytes()), &["baseline::sound"])]
-#[case::uniform(|p: &Project| p.captured("base_04.bf16.lse", 6, 60f32.to_le_bytes()), &["baseline::base_04"])]
+#[case::uniform(|p: &Project| p.captured("base_04.bf16.lse", 6, 60f32.to_le_bytes()), &["baseline::base_04", "baseline::sound"])]
 #[case::surprised(|p: &Project| (0..400).for_each(|i| p.captured("nll.bf16", i, 9f32.to_le_bytes())), &["baseline::perplexity"])]
 #[case::two_models(|p: &Project| (0..200).for_each(|i| p.captured("nll.bf16", i, 3.5f32.to_le_bytes())), &["baseline::perplexity"])]
 #[case::wrong_answer(|p: &Project| p.rewrite(MANIFEST, "\"base_07\"", "\"base_03\""), &["baseline::base_03"])]
 #[case::nothing_expected(|p: &Project| { p.rewrite("prompts/base.txt", " => Berlin", ""); p.rebind() }, &["baseline::complete"])]
-#[case::prompt_not_captured(|p: &Project| { p.forget(|t| t.starts_with("instruct_07.")); p.said("prompts", |l| l.as_array_mut().unwrap().retain(|x| x["id"] != "instruct_07")) }, &["tokens::instruct_07", "baseline::instruct_07", "baseline::complete"])]
+#[case::prompt_not_captured(|p: &Project| { p.forget(|t| t.starts_with("instruct_07.")); p.said("prompts", |l| l.as_array_mut().unwrap().retain(|x| x["id"] != "instruct_07")) }, &["tokens::instruct_07", "baseline::instruct_07", "baseline::complete", "baseline::sound"])]
 fn damage_is_seen_by_exactly(#[case] damage: Damage, #[case] expected: &[&str]) {
     let project = Project::of("tiny_llama");
     damage(&project);
