@@ -55,7 +55,7 @@ fn diagnose(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     let positions = subject.lens(&prompt)?.positions.len();
     // What a layer adds of its own needs a runner of ours and HF's input at every position.
     let added = match !bench.is_external() && added::prompts(&bench)?.contains(&prompt) {
-        true => Some(added::layers(&bench, &prompt)?),
+        true => Some((prompt.as_str(), added::layers(&bench, &prompt)?)),
         false => None,
     };
     let mut columns = vec![
@@ -87,16 +87,16 @@ fn diagnose(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
             side.body.rel_l2.into(),
             layer.noise_ratio.into(),
         ];
-        let own = added.as_ref().map(|added| added.get(layer.layer).map_or(f64::NAN, |own| own.over_first));
+        let own = added.as_ref().map(|(_, added)| added.get(layer.layer).map_or(f64::NAN, |own| own.over_first));
         row.extend(own.map(Cell::from));
         table.row(row);
     }
     let verdict = layers::judge(&found, subject.config.num_hidden_layers, positions);
     let block = phase2::block(&bench, &prompt)?;
     // Every layer is judged as phase 3 judges it, not the first alone.
-    let mut verdict = verdict.and(block.verdict).and(phase3::noise(&bench, &prompt)?.verdict);
-    if added.is_some() {
-        verdict = verdict.and(added::judge(&bench, std::slice::from_ref(&prompt))?.verdict);
+    let mut verdict = verdict.and(block.verdict).and(phase3::noise_of(&bench, &found)?.verdict);
+    if let Some(added) = &added {
+        verdict = verdict.and(added::judge_layers(&bench, std::slice::from_ref(added))?.verdict);
     }
     let (verdict, explained) = explain::after(&bench, std::slice::from_ref(&prompt), verdict);
     let mut report = Report::new("diagnosis", &subject.name, bench.describe()?, verdict);
@@ -105,7 +105,7 @@ fn diagnose(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     report.tables.push(table);
     report.plots = plots(&found, phase3::noise_limit(&bench)?);
-    if let Some(added) = &added {
+    if let Some((_, added)) = &added {
         let mut plot = Plot::new("Added by each layer from HF's own input", "layer", "over HF bf16's first layer");
         plot.limit = Some(added::limit(&bench)?);
         plot.line("device", added.iter().map(|own| (own.layer as f64, own.over_first)));

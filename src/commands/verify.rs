@@ -196,7 +196,7 @@ fn report(command: &str, bench: &Bench, seen: &Seen, started: Instant) -> Result
             found.floor.summary.median.into(),
         ]);
     }
-    let mut verdicts: Vec<Verdict> = findings.iter().map(|(_, f)| f.verdict.clone()).collect();
+    let mut verdicts: Vec<Verdict> = findings.iter().map(|(id, f)| f.verdict.clone().about(id)).collect();
     verdicts.extend(seen.kl.as_ref().map(|kl| kl.verdict.clone()));
     verdicts.extend(seen.agreement.clone());
     if let Some((id, verdict)) = &seen.broken {

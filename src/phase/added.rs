@@ -99,10 +99,18 @@ pub fn layers(bench: &Bench, prompt: &str) -> Result<Vec<Added>> {
 ///
 /// Errors: as [`layers`].
 pub fn judge(bench: &Bench, prompts: &[String]) -> Result<Finding> {
+    let found = prompts.iter().map(|id| Ok((id.as_str(), layers(bench, id)?))).collect::<Result<Vec<_>>>()?;
+    judge_layers(bench, &found)
+}
+
+/// [`judge`] of what [`layers`] found on each prompt.
+///
+/// Errors: as [`limit`].
+pub fn judge_layers(bench: &Bench, found: &[(&str, Vec<Added>)]) -> Result<Finding> {
     let limit = limit(bench)?;
     let (mut failures, mut compared, mut worst) = (vec![], 0, 0f64);
-    for id in prompts {
-        for found in layers(bench, id)? {
+    for (id, layers) in found {
+        for found in layers {
             compared += 1;
             worst = if found.over_first > worst || found.over_first.is_nan() { found.over_first } else { worst };
             if !at_most(found.over_first, limit) {
@@ -113,7 +121,7 @@ pub fn judge(bench: &Bench, prompts: &[String]) -> Result<Finding> {
             }
         }
     }
-    let wanted = (prompts.len() * bench.subject().config.num_hidden_layers) as u64;
+    let wanted = (found.len() * bench.subject().config.num_hidden_layers) as u64;
     let extent = Extent::new().require("layers", wanted).compare("layers", compared);
     Ok(Finding { verdict: Verdict::judge(failures, extent), numbers: vec![("added_over_first_max", worst)] })
 }

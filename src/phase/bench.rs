@@ -154,14 +154,16 @@ impl Bench {
         let lengths: Vec<usize> =
             prompts.iter().map(|id| Ok(subject.capture()?.prompt(id)?.ids.len())).collect::<Result<_>>()?;
         let longest = subject.config.max_position_embeddings;
-        if let Some((id, length)) = prompts.iter().zip(&lengths).find(|(_, length)| *length + STEPS > longest) {
+        if let Some((id, length)) = prompts.iter().zip(&lengths).find(|(_, length)| *length + STEPS - 1 > longest) {
             return Err(Error::Key {
                 path: subject.located.checkpoint_dir.join(CONFIG_FILE),
                 key: "max_position_embeddings".into(),
                 found: longest.to_string(),
+                // The first of the steps is the prefill's own.
                 expected: format!(
-                    "at least {}: prompt {id} has {length} tokens, and {STEPS} steps follow",
-                    length + STEPS
+                    "at least {}: prompt {id} has {length} tokens, and {} decode steps follow",
+                    length + STEPS - 1,
+                    STEPS - 1
                 ),
             });
         }
@@ -197,7 +199,8 @@ impl Bench {
 
     /// As it was before its first run.
     fn unused(self) -> Bench {
-        Bench { runner: Mutex::default(), records: Mutex::default(), findings: Mutex::default(), ..self }
+        let (runner, described, records, findings) = Default::default();
+        Bench { runner, described, records, findings, ..self }
     }
 
     /// The bench with each stage's plan carried out like this.
@@ -462,7 +465,7 @@ mod tests {
         let said = ["config.json: max_position_embeddings: found 128", "prompt long_00", &format!("{length} tokens")];
         assert!(said.iter().all(|said| error.contains(said)), "{error}");
         let mut subject = Subject::open("tiny_llama", None).unwrap();
-        subject.config.max_position_embeddings = length + STEPS;
+        subject.config.max_position_embeddings = length + STEPS - 1;
         bench(subject).unwrap();
     }
 }

@@ -219,7 +219,13 @@ fn layer_case(bench: &Bench, id: &str, layer: usize) -> Result<Finding> {
 ///
 /// Errors: as [`lens`].
 pub fn noise(bench: &Bench, id: &str) -> Result<Finding> {
-    let found = lens(bench, id)?;
+    noise_of(bench, &lens(bench, id)?)
+}
+
+/// [`noise`] of the layers that [`lens`] found.
+///
+/// Errors: as [`noise_limit`].
+pub fn noise_of(bench: &Bench, found: &[Layer]) -> Result<Finding> {
     let limit = noise_limit(bench)?;
     let failures: Vec<String> = found
         .iter()

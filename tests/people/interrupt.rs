@@ -6,8 +6,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::binary::{copy, root};
-
 /// How often a command is interrupted, at moments spread over the time that it takes.
 const MOMENTS: u32 = 8;
 const SIGINT: i32 = 2;
@@ -19,14 +17,7 @@ struct Project(tempfile::TempDir);
 
 impl Project {
     fn new() -> Project {
-        let dir = tempfile::tempdir().unwrap();
-        copy(&root().join("prompts"), &dir.path().join("prompts"));
-        copy(&root().join("fixtures/tiny_llama"), &dir.path().join("fixtures/tiny_llama"));
-        for name in ["limits.toml", "hf/held_out.txt"] {
-            let to = dir.path().join("fixtures").join(name);
-            fs::create_dir_all(to.parent().unwrap()).unwrap();
-            fs::copy(root().join("fixtures").join(name), to).unwrap();
-        }
+        let dir = super::project();
         fs::create_dir(dir.path().join("tmp")).unwrap();
         Project(dir)
     }

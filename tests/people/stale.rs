@@ -9,22 +9,14 @@ use predicates::prelude::*;
 use predicates::str::contains;
 use rstest::rstest;
 
-use crate::binary::{copy, phasegate, root};
+use crate::binary::phasegate;
 
 /// A project of its own with one fixture.
 struct Project(tempfile::TempDir);
 
 impl Project {
     fn new() -> Project {
-        let dir = tempfile::tempdir().unwrap();
-        copy(&root().join("prompts"), &dir.path().join("prompts"));
-        copy(&root().join("fixtures/tiny_llama"), &dir.path().join("fixtures/tiny_llama"));
-        for name in ["limits.toml", "hf/held_out.txt"] {
-            let to = dir.path().join("fixtures").join(name);
-            fs::create_dir_all(to.parent().unwrap()).unwrap();
-            fs::copy(root().join("fixtures").join(name), to).unwrap();
-        }
-        Project(dir)
+        Project(super::project())
     }
 
     fn run(&self, args: &[&str]) -> Command {

@@ -51,13 +51,13 @@ pub(super) fn gates(fault: Harness, subject: &Arc<Subject>, device: &str) -> Res
         }
         Harness::NoPrompts => {
             let bench = bench(&[])?;
-            Ok(one(Gate::Kl, phase3::kl(&bench, &[]).map(|f| f.verdict.clone())))
+            Ok(one(Gate::Kl, phase3::kl(&bench, &[]).map(|f| f.verdict)))
         }
         Harness::Steps(steps) => {
             let ids = &ids[..1];
             let bench = bench(ids)?.altered(Arc::new(Cut(steps)));
             let mut gates = one(Gate::TokenSet, phase3::prompt(&bench, &ids[0]).map(|f| f.verdict.clone()));
-            gates.extend(one(Gate::Kl, phase3::kl(&bench, ids).map(|f| f.verdict.clone())));
+            gates.extend(one(Gate::Kl, phase3::kl(&bench, ids).map(|f| f.verdict)));
             Ok(gates)
         }
         Harness::NoLayers => Ok(one(Gate::Noise, Ok(layers::judge(&[], subject.config.num_hidden_layers, 1)))),
