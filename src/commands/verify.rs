@@ -62,7 +62,7 @@ fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
     let command = if full { "verify-full" } else { "verify" };
     let (bench, identified) = match args.engine.start(command, &args.model, &subject, &prompts)? {
-        Started::Ready(bench, identified) => (bench, identified),
+        Started::Ready(bench, identified) => (bench.for_records(), identified),
         Started::Broken(report) => return Ok(args.report.publish(&report, people)?),
     };
     if args.report.record && identified.is_some() {
@@ -71,7 +71,9 @@ fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     }
     // An engine of another's is shown beside a device of ours only when that is asked for.
     let label = if identified.is_some() { args.beside.clone() } else { args.beside() };
-    let other = label.map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan())).transpose()?;
+    let other = label
+        .map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan()).map(Bench::for_records))
+        .transpose()?;
     let seen = look(&bench, &prompts, "verify")?;
     // What follows judges and writes: the weights need not be in memory beside a parsed tokenizer and a second device's.
     bench.retire();
@@ -109,19 +111,23 @@ struct Seen {
 fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
     let bar = super::progress_bar::bar(prompts.len() as u64, what);
     let mut seen = Seen { findings: vec![], kl: None, agreement: None, broken: None };
-    for id in prompts {
-        bar.set_message(id.clone());
-        let found = phase3::prompt(bench, id);
-        // Logits of all prompts at once would be the largest thing in memory beside the weights.
-        bench.release(id);
-        match found {
-            Ok(found) => seen.findings.push((id.clone(), found)),
-            Err(error) => {
-                seen.broken = Some((id.clone(), external::verdict(error)?));
-                break;
+    'groups: for group in prompts.chunks(bench.at_once()) {
+        bar.set_message(group.join(" "));
+        let prepared = bench.prepare(group);
+        let mut failed = prepared.err();
+        for id in group {
+            let found = failed.take().map_or_else(|| phase3::prompt(bench, id), Err);
+            // Logits of all prompts at once would be the largest thing in memory beside the weights.
+            bench.release(id);
+            match found {
+                Ok(found) => seen.findings.push((id.clone(), found)),
+                Err(error) => {
+                    seen.broken = Some((id.clone(), external::verdict(error)?));
+                    break 'groups;
+                }
             }
+            bar.inc(1);
         }
-        bar.inc(1);
     }
     bar.finish_and_clear();
     if seen.broken.is_none() {
@@ -228,6 +234,7 @@ fn report(command: &str, bench: &Bench, seen: &Seen, started: Instant) -> Result
     }
     report.fact("prefill_ms_median", Summary::of(&prefill).median);
     report.fact("decode_ms_median", Summary::of(&decode).median);
+    report.fact("prompts_decoded_at_once", timings().map(|t| t.at_once).max().unwrap_or(1));
     let mut counters = Counters::default();
     let mut decode_steps = 0;
     for (_, found) in findings {

@@ -5,8 +5,8 @@
 use half::bf16;
 
 use super::{
-    Add, Attention, BiasAdd, DecodeAttention, GeluTanh, Gemm, Gemv, GemvAdd, Isa, Kernel, LayerNorm, Out, PackedWeight,
-    Pool, RmsNorm, Rope, SiluMul, Swiglu,
+    Add, Attention, BiasAdd, DecodeAttention, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Isa, Kernel, LayerNorm, Out,
+    PackedWeight, Pool, RmsNorm, Rope, SiluMul, Swiglu,
     view::{Dst, Src},
 };
 
@@ -54,6 +54,12 @@ impl Call<'_> {
     /// [`Gemv`] to f32. Shapes: `x` [K], `y` [N].
     pub fn gemv_f32(&self, x: &[bf16], w: &PackedWeight, y: &mut [f32]) {
         self.run(Gemv { x: src(x), w, y: Out::F32(dst(y)), isa: self.isa });
+    }
+
+    /// [`Gemvs`]. Shapes: each pair `x` [K], `y` [N].
+    pub fn gemvs<'v>(&self, vectors: impl IntoIterator<Item = (&'v [bf16], &'v mut [bf16])>, w: &PackedWeight) {
+        let vectors = vectors.into_iter().map(|(x, y)| (src(x), Out::Bf16(dst(y)))).collect();
+        self.run(Gemvs { vectors, w, isa: self.isa });
     }
 
     /// [`GemvAdd`] without rounding between. Shapes: `x` [K], `r`, `y` [N].

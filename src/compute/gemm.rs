@@ -12,6 +12,7 @@ use super::{
     lanes::{LANES, Lanes, Lanewise},
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
+    scratch,
     tile::{AHEAD, Border, Rows, multiply, multiply_panel},
     view::{Dst, Src},
 };
@@ -83,6 +84,19 @@ pub struct Gemv<W> {
     pub isa: Isa,
 }
 
+/// `y = W · x` for several vectors, reading the weight once for all; each product has the bits of [`Gemv`]'s.
+///
+/// Shapes: each `x` [K], `w` [N, K] packed, each `y` [N].
+#[derive(Debug, Clone)]
+pub struct Gemvs<W> {
+    /// Vectors, each with its product, which may not overlap any other view here.
+    pub vectors: Vec<(Src<bf16>, Out)>,
+    /// Weight.
+    pub w: W,
+    /// Instruction set.
+    pub isa: Isa,
+}
+
 /// Bytes of A whose rows meet the panels one after the other: they stay in the L2 cache meanwhile.
 const BLOCK_BYTES: usize = 256 << 10;
 /// Rows of the largest tile of any instruction set.
@@ -108,6 +122,18 @@ unsafe impl<W: Borrow<PackedWeight> + Sync> Kernel for Gemv<W> {
         assert_eq!(self.x.len(), w.k(), "gemv: x is not [{}]", w.k());
         assert_eq!(self.y.len(), w.n(), "gemv: y is not [{}]", w.n());
         self.isa.dispatch(GemvShare { x: self.x, w, y: self.y, worker });
+    }
+}
+
+// SAFETY: tasks are disjoint ranges of columns, the same of every `y`, each claimed once.
+unsafe impl<W: Borrow<PackedWeight> + Sync> Kernel for Gemvs<W> {
+    fn run(&self, worker: &Worker<'_>) {
+        let w: &PackedWeight = self.w.borrow();
+        for (x, y) in &self.vectors {
+            assert_eq!(x.len(), w.k(), "gemvs: an x is not [{}]", w.k());
+            assert_eq!(y.len(), w.n(), "gemvs: a y is not [{}]", w.n());
+        }
+        self.isa.dispatch(GemvsShare { vectors: &self.vectors, w, worker });
     }
 }
 
@@ -211,6 +237,75 @@ unsafe fn whole_panel<L: Lanes>(
         multiply::<L, 1, { PANEL / LANES }, true>(l, rows, tail, k - 2 * body, ahead, &mut sums);
     }
     sums
+}
+
+struct GemvsShare<'a> {
+    vectors: &'a [(Src<bf16>, Out)],
+    w: &'a PackedWeight,
+    worker: &'a Worker<'a>,
+}
+
+impl Lanewise for GemvsShare<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) {
+        let (n, k, panels) = (self.w.n(), self.w.k(), self.w.panels());
+        let count = self.vectors.len();
+        // A tile's rows lie at one distance: each worker lays its own copy of the vectors out like that.
+        let stride = k.next_multiple_of(2 * scratch::LINE);
+        let [first] = scratch::take([count * stride / 2]);
+        let first = first.cast::<bf16>();
+        for (i, (x, _)) in self.vectors.iter().enumerate() {
+            // SAFETY: row `i` of the `count` rows taken just now; `x` has `k` elements.
+            unsafe { first.add(i * stride).copy_from_nonoverlapping(x.ptr(), k) };
+        }
+        let rows = Rows { first, stride };
+        let step = TASK_BYTES.div_ceil(self.w.panel_len().max(1) * size_of::<u32>());
+        loop {
+            let from = self.worker.claim() * step;
+            if from >= panels {
+                break;
+            }
+            for p in from..panels.min(from + step) {
+                let border = Spread { vectors: self.vectors, n, column: p * PANEL };
+                // SAFETY: `count` rows of `k` elements, each with a product of its own, columns cut at `n`.
+                unsafe {
+                    let columns = PANEL.min(n - p * PANEL);
+                    multiply_panel::<L, true>(l, rows, count, self.w.panel(p), columns, k, &border);
+                }
+            }
+        }
+    }
+}
+
+/// As [`Store`], each row to a product of its own.
+struct Spread<'a> {
+    vectors: &'a [(Src<bf16>, Out)],
+    n: usize,
+    column: usize,
+}
+
+impl Border for Spread<'_> {
+    #[inline(always)]
+    unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
+        [[l.splat(0.0); V]; M]
+    }
+
+    #[inline(always)]
+    unsafe fn finish<L: Lanes, const M: usize, const V: usize>(
+        &self,
+        l: L,
+        row: usize,
+        column: usize,
+        tile: &[[L::F; V]; M],
+    ) {
+        for m in 0..M {
+            let border = Store { c: self.vectors[row + m].1, n: self.n, row: 0, column: self.column };
+            // SAFETY: the caller's; a product is one row.
+            unsafe { border.finish(l, 0, column, &[tile[m]]) };
+        }
+    }
 }
 
 /// Starts at zero and stores to C, cutting the columns that are padding.

@@ -259,6 +259,35 @@ impl Shared {
     }
 }
 
+/// Kernels that do not touch each other's memory, as one: whoever is done with its share of the first goes on with the next,
+/// and nobody waits between them.
+pub struct Together<'a> {
+    kernels: Vec<(Box<dyn Kernel + 'a>, Padded)>,
+}
+
+impl<'a> Together<'a> {
+    /// The work of all `kernels`, once: for one run.
+    ///
+    /// # Safety
+    /// No kernel writes what another reads or writes.
+    pub unsafe fn new(kernels: Vec<Box<dyn Kernel + 'a>>) -> Together<'a> {
+        Together { kernels: kernels.into_iter().map(|kernel| (kernel, Padded(AtomicUsize::new(0)))).collect() }
+    }
+}
+
+// SAFETY: each kernel deals out its own work by a counter of its own, and they do not meet, as the constructor demands.
+unsafe impl Kernel for Together<'_> {
+    fn run(&self, worker: &Worker<'_>) {
+        for (kernel, next) in &self.kernels {
+            kernel.run(&Worker { index: worker.index, next: &next.0 });
+        }
+    }
+
+    fn alone(&self) -> bool {
+        self.kernels.iter().all(|(kernel, _)| kernel.alone())
+    }
+}
+
 struct ForEach<F> {
     items: usize,
     body: F,

@@ -130,33 +130,53 @@ pub(super) unsafe fn multiply_panel<L: Lanes, const ASK: bool>(
     k: usize,
     border: &impl Border,
 ) {
-    let mut row = 0;
-    if ASK && L::TILE_ROWS >= 12 && count >= 12 {
-        // SAFETY: there are twelve rows.
-        row += unsafe { step::<L, 12, 2, true>(l, rows, row, panel, columns, k, border) };
+    if count == 0 {
+        return;
     }
-    while row < count {
-        let left = count - row;
-        // SAFETY: `left` rows are left, and a step takes no more than that.
-        row += unsafe {
-            if L::TILE_ROWS >= 12 && left >= 12 {
-                step::<L, 12, 2, false>(l, rows, row, panel, columns, k, border)
-            } else if L::TILE_ROWS >= 12 && left >= 8 {
-                step::<L, 8, 2, false>(l, rows, row, panel, columns, k, border)
-            } else if L::TILE_ROWS >= 12 && left >= 4 {
-                step::<L, 4, 2, false>(l, rows, row, panel, columns, k, border)
-            } else if L::TILE_ROWS >= 12 && left == 3 {
-                step::<L, 3, 2, false>(l, rows, row, panel, columns, k, border)
-            } else if L::TILE_ROWS >= 12 && left >= 2 {
-                step::<L, 2, 2, false>(l, rows, row, panel, columns, k, border)
-            } else if L::TILE_ROWS >= 4 && left >= 4 {
-                step::<L, 4, 1, false>(l, rows, row, panel, columns, k, border)
-            } else if left >= 2 {
-                step::<L, 2, 1, false>(l, rows, row, panel, columns, k, border)
-            } else {
-                step::<L, 1, 2, false>(l, rows, row, panel, columns, k, border)
-            }
-        };
+    // SAFETY: `count` rows, later as many as are left; a strip takes no more than that.
+    unsafe {
+        let mut row = strip::<L, ASK>(l, rows, 0, count, panel, columns, k, border);
+        while row < count {
+            row += strip::<L, false>(l, rows, row, count - row, panel, columns, k, border);
+        }
+    }
+}
+
+/// As many of the `left` rows from `row` on as fit the instruction set's largest tile; gives their number.
+///
+/// # Safety
+/// As [`multiply_panel`], with `left` rows from `row` on.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "inlined: a struct of these would live in memory")]
+unsafe fn strip<L: Lanes, const ASK: bool>(
+    l: L,
+    rows: Rows,
+    row: usize,
+    left: usize,
+    panel: *const u32,
+    columns: usize,
+    k: usize,
+    border: &impl Border,
+) -> usize {
+    // SAFETY: `left` rows are left, and a step takes no more than that.
+    unsafe {
+        if L::TILE_ROWS >= 12 && left >= 12 {
+            step::<L, 12, 2, ASK>(l, rows, row, panel, columns, k, border)
+        } else if L::TILE_ROWS >= 12 && left >= 8 {
+            step::<L, 8, 2, ASK>(l, rows, row, panel, columns, k, border)
+        } else if L::TILE_ROWS >= 12 && left >= 4 {
+            step::<L, 4, 2, ASK>(l, rows, row, panel, columns, k, border)
+        } else if L::TILE_ROWS >= 12 && left == 3 {
+            step::<L, 3, 2, ASK>(l, rows, row, panel, columns, k, border)
+        } else if L::TILE_ROWS >= 12 && left >= 2 {
+            step::<L, 2, 2, ASK>(l, rows, row, panel, columns, k, border)
+        } else if L::TILE_ROWS >= 4 && left >= 4 {
+            step::<L, 4, 1, ASK>(l, rows, row, panel, columns, k, border)
+        } else if left >= 2 {
+            step::<L, 2, 1, ASK>(l, rows, row, panel, columns, k, border)
+        } else {
+            step::<L, 1, 2, ASK>(l, rows, row, panel, columns, k, border)
+        }
     }
 }
 

@@ -8,7 +8,7 @@ pub mod lock;
 #[cfg(feature = "xrt")]
 pub mod npu;
 
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Div};
 
 use crate::error::Result;
 use crate::kernel::{Dtype, Kernel};
@@ -116,6 +116,13 @@ pub struct BoundLaunch {
     pub args: Vec<BufferHandle>,
 }
 
+impl BoundLaunch {
+    /// The buffer it writes: every kernel's last argument.
+    pub fn output(&self) -> BufferHandle {
+        *self.args.last().expect("every kernel has an output")
+    }
+}
+
 /// The only good answer of a run: it completed, in this time.
 #[derive(Debug, Clone, Copy)]
 pub struct Completed {
@@ -143,6 +150,22 @@ impl Counters {
             bytes_read: self.bytes_read - before.bytes_read,
             buffers_created: self.buffers_created - before.buffers_created,
             static_uploads: self.static_uploads - before.static_uploads,
+        }
+    }
+}
+
+impl Div<u64> for Counters {
+    type Output = Counters;
+
+    /// The part of one of `n` that all did the same.
+    fn div(self, n: u64) -> Counters {
+        Counters {
+            dispatches: self.dispatches / n,
+            launches: self.launches / n,
+            bytes_written: self.bytes_written / n,
+            bytes_read: self.bytes_read / n,
+            buffers_created: self.buffers_created / n,
+            static_uploads: self.static_uploads / n,
         }
     }
 }
@@ -187,6 +210,14 @@ pub trait Device: Send {
 
     /// Runs a prepared dispatch to completion.
     fn run(&mut self, dispatch: DispatchHandle) -> Result<Completed>;
+
+    /// Runs dispatches that share nothing but static buffers, in any order or at once: whatever a device does, the bits and
+    /// the counters are those of one [`run`](Device::run) after the other.
+    ///
+    /// Errors: as `run`, of the first that fails; then nothing that any of them wrote may be used.
+    fn run_all(&mut self, dispatches: &[DispatchHandle]) -> Result<()> {
+        dispatches.iter().try_for_each(|&dispatch| self.run(dispatch).map(drop))
+    }
 
     fn counters(&self) -> Counters;
 }

@@ -85,17 +85,23 @@ impl SafetensorsFile {
     }
 }
 
+/// How far around a page that is read the system may map others of the file: a piece of its cache, at most a huge page.
+/// What lies there of a neighbour that was given back would stay.
+#[cfg(unix)]
+const MAPPED_AROUND: usize = 2 << 20;
+
 impl SafetensorsFile {
     /// Gives a tensor's pages back to the system: they no longer count as this process's memory, and whoever reads the
     /// tensor next gets them anew from the file or the system's cache of it.
     pub fn release(&self, name: &str) {
         #[cfg(unix)]
         if let Some(t) = self.tensors.get(name) {
+            let start = t.range.0.saturating_sub(MAPPED_AROUND);
+            let end = t.range.1.saturating_add(MAPPED_AROUND).min(self.map.len());
             // Advice: where it is refused, the pages stay.
             // SAFETY: the map is read-only and backed by a file that nobody changes (see `open`), so a page that is
             // dropped comes back with the same bytes, whoever holds a slice of it.
-            let _ =
-                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, t.range.0, t.bytes()) };
+            let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start) };
         }
         #[cfg(not(unix))]
         let _ = name;

@@ -15,7 +15,7 @@ use crate::model::hashes::sha256;
 use crate::plan::{PlanOptions, Tuning};
 use crate::reference::PromptCapture;
 use crate::runner::external::{External, ExternalRunner, LABEL, protocol::Hello};
-use crate::runner::{Alteration, NpuRunner, Record, RunCache, Runner, RunnerOptions, Sound, TapRequest};
+use crate::runner::{Alteration, Forced, NpuRunner, Record, RunCache, Runner, RunnerOptions, Sound, TapRequest};
 use crate::runner::{RunKey, npu, plan_hash};
 use crate::settings;
 
@@ -125,6 +125,9 @@ mod xrt {
     }
 }
 
+/// Prompts that decode side by side.
+const AT_ONCE: usize = 4;
+
 /// A subject set up on one device for some of its prompts. The weights are uploaded when the first record needs it.
 pub struct Bench {
     subject: Arc<Subject>,
@@ -136,6 +139,8 @@ pub struct Bench {
     runner: Mutex<Option<NpuRunner>>,
     /// What the device said of itself when it was opened for the runner.
     described: OnceLock<(String, String)>,
+    /// Whether an alteration may be in force: then every run is production's own, one sequence at a time.
+    altered: bool,
     /// Another engine that makes the records, if it is not the device.
     external: Option<Mutex<ExternalRunner>>,
     arithmetic: Arithmetic,
@@ -180,9 +185,10 @@ impl Bench {
         let arithmetic = if ieee { Arithmetic::Ieee } else { Arithmetic::Npu2 };
         let (runner, described, records, findings) = Default::default();
         let (device, prompts, alteration) = (device.into(), prompts.to_vec(), Arc::new(Sound));
-        let external = None;
+        let (external, altered) = (None, false);
         Ok(Bench {
             described,
+            altered,
             subject,
             device,
             prompts,
@@ -218,7 +224,17 @@ impl Bench {
     /// The bench of a run with altered parts, of which nothing is cached on disk. The judge keeps the sound ones.
     #[must_use]
     pub fn altered(self, alteration: Arc<dyn Alteration>) -> Bench {
-        Bench { cache: RunCache::off(), alteration, ..self.unused() }
+        Bench { cache: RunCache::off(), alteration, altered: true, ..self.unused() }
+    }
+
+    /// The bench set up for nothing but its prompts' records: the held text, and walks beyond the records, have no room.
+    #[must_use]
+    pub fn for_records(mut self) -> Bench {
+        let lengths =
+            self.prompts.iter().filter_map(|id| Some(self.subject.capture().ok()?.prompt(id).ok()?.ids.len()));
+        let lean = RunnerOptions::for_prompts(lengths, STEPS, self.subject.config.max_position_embeddings);
+        (self.options.buckets, self.options.max_positions) = (lean.buckets, lean.max_positions);
+        self.unused()
     }
 
     /// For these prompts, run by another engine instead of a device of ours. Nothing is cached beyond this process.
@@ -368,6 +384,53 @@ impl Bench {
         Ok(record)
     }
 
+    /// How many prompts [`Bench::prepare`] decodes side by side at most: more save little, and each has its logits in memory.
+    pub fn at_once(&self) -> usize {
+        let emulated = matches!(self.device.as_str(), "emu" | "emu_npu2");
+        if self.altered || self.external.is_some() || !emulated { 1 } else { AT_ONCE }
+    }
+
+    /// Makes the records of these prompts that are not there yet side by side, for [`Bench::record`] to find. The bits are
+    /// those of one run after the other; a weight is read once for all of them.
+    ///
+    /// Errors: as [`Bench::record`].
+    pub fn prepare(&self, prompts: &[String]) -> Result<()> {
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missing = vec![];
+        for id in prompts {
+            if records.contains_key(id) {
+                continue;
+            }
+            let (key, captured) = self.request(id)?;
+            match self.cache.get(&key)? {
+                Some(record) => drop(records.insert(id.clone(), Arc::new(record))),
+                None => missing.push((id, key, captured)),
+            }
+        }
+        for group in missing.chunks(self.at_once()).filter(|group| group.len() > 1) {
+            let mut made = HashMap::new();
+            for (at, (id, key, _)) in group.iter().enumerate() {
+                let record = self.cache.get_or_run(key, || {
+                    if made.is_empty() {
+                        let forced: Vec<Forced<'_>> = group[at..]
+                            .iter()
+                            .map(|(_, key, captured)| Forced {
+                                ids: &captured.ids,
+                                teacher: &captured.chosen,
+                                taps: &key.taps,
+                            })
+                            .collect();
+                        let side_by_side = self.with_runner(|runner| runner.record_together(&forced, STEPS))?;
+                        made.extend((at..).zip(side_by_side));
+                    }
+                    made.remove(&at).ok_or_else(|| Error::Plan { why: format!("no record of {id}") })
+                })?;
+                records.insert((*id).clone(), Arc::new(record));
+            }
+        }
+        Ok(())
+    }
+
     fn run(&self, key: &RunKey, captured: &PromptCapture) -> Result<Record> {
         let ids = self.alteration.prompt(&captured.ids);
         let record = self.with_runner(|runner| runner.record(&ids, &captured.chosen, STEPS, &key.taps))?;
@@ -452,6 +515,33 @@ impl Bench {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_prepared_is_what_production_records() {
+        let subject = Arc::new(Subject::open("tiny_qwen2", None).unwrap());
+        let prompts: Vec<String> = subject.capture().unwrap().prompts().iter().take(6).map(|p| p.id.clone()).collect();
+        let bench = || Bench::new(subject.clone(), "emu", &prompts, PlanOptions::default()).unwrap();
+        let prepared = Bench { cache: RunCache::off(), ..bench().for_records() };
+        prepared.record(&prompts[1]).unwrap();
+        prepared.prepare(&prompts).unwrap();
+        let alone = bench().altered(Arc::new(Sound));
+        assert_eq!((prepared.at_once(), alone.at_once()), (AT_ONCE, 1));
+        alone.prepare(&prompts).unwrap();
+        assert!(alone.records.lock().unwrap().is_empty(), "altered parts run as production does, one by one");
+        for (at, id) in prompts.iter().enumerate() {
+            let made = prepared.records.lock().unwrap().remove(id);
+            // Five were left: four side by side, and the last alone, when it is asked for.
+            let (made, at_once) = match made {
+                Some(made) => (made, if at == 1 { 1 } else { AT_ONCE }),
+                None => (prepared.record(id).unwrap(), 1),
+            };
+            assert_eq!((made.timing.at_once, at == 5), (at_once, at_once == 1 && at != 1), "{id}");
+            let own = alone.record(id).unwrap();
+            let same = (&made.logits, &made.taps, &made.fed, made.counters)
+                == (&own.logits, &own.taps, &own.fed, own.counters);
+            assert!(same, "{id}");
+        }
+    }
 
     #[test]
     fn a_prompt_that_is_longer_than_the_model_goes_is_named() {

@@ -13,6 +13,8 @@ use crate::model::{ModelConfig, RopeTable, Weights};
 use crate::plan::{BufferId, HostOp, Op, Source};
 use crate::tensor;
 
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// One run's place in the sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Span<'a> {
@@ -55,12 +57,17 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// What the host writes before a step's dispatch.
+    pub(super) fn hand_over_all(&mut self, index: usize) -> Result<()> {
+        self.compiled.handovers[index].iter().try_for_each(|handover| self.hand_over(handover))
+    }
+
     pub(super) fn step(&mut self, index: usize) -> Result<()> {
         let compiled = self.compiled;
         let step = &compiled.plan.steps[index];
         match (&step.op, compiled.dispatches[index]) {
             (_, Some(dispatch)) => {
-                compiled.handovers[index].iter().try_for_each(|handover| self.hand_over(handover))?;
+                self.hand_over_all(index)?;
                 self.device.run(dispatch).map(drop)
             }
             (Op::Host(op), None) => self.host_op(op),
@@ -118,12 +125,14 @@ impl Run<'_> {
             }
             HostOp::Embed { out } => {
                 let rows = self.compiled.plan.buffer(out).spec.rows;
-                let table = self.weights.bf16("model.embed_tokens.weight")?;
+                let table = self.weights.bf16(EMBEDDING)?;
                 let mut x = Vec::with_capacity(rows * hidden);
                 for row in 0..rows {
                     let id = self.span.ids.get(row).copied().unwrap_or(self.pad_id) as usize;
                     x.extend_from_slice(&table[id * hidden..(id + 1) * hidden]);
                 }
+                // Around each row the system maps up to megabytes of the file: rows enough would bring all of it.
+                self.weights.release(EMBEDDING);
                 self.write(out, 0, &x)
             }
             HostOp::RopeRow { q_lut, k_lut } => {

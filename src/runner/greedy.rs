@@ -6,6 +6,7 @@ use half::bf16;
 use ndarray::Array2;
 
 use super::{Record, Runner, StepTiming};
+use crate::device::Counters;
 use crate::error::{Error, Result};
 
 /// Prefills `ids`, then decodes so that `steps` rows of logits exist; step `i` (from 1) is fed `teacher[i - 1]`.
@@ -13,6 +14,14 @@ use crate::error::{Error, Result};
 /// Shapes: teacher `[>= steps - 1]`, logits `[steps, vocab_size]`.
 /// Errors: [`Error::Usage`] for no steps or too short a teacher; whatever the runner reports.
 pub fn teacher_forced(runner: &mut dyn Runner, ids: &[u32], teacher: &[u32], steps: usize) -> Result<Record> {
+    check_teacher(teacher, steps)?;
+    run(runner, ids, steps, |step, _| teacher.get(step).copied())
+}
+
+/// That there is a token to feed at each step but the first.
+///
+/// Errors: [`Error::Usage`].
+pub(super) fn check_teacher(teacher: &[u32], steps: usize) -> Result<()> {
     if steps == 0 || teacher.len() + 1 < steps {
         return Err(Error::Usage {
             what: "teacher ids".into(),
@@ -20,7 +29,7 @@ pub fn teacher_forced(runner: &mut dyn Runner, ids: &[u32], teacher: &[u32], ste
             expected: "at least one step and one id less than steps".into(),
         });
     }
-    run(runner, ids, steps, |step, _| teacher.get(step).copied())
+    Ok(())
 }
 
 /// Prefills `ids`, then feeds its own greedy choice until `steps` tokens or until `token` says so.
@@ -80,32 +89,66 @@ fn run(
     let before = runner.counters();
     let started = Instant::now();
     let mut last = runner.prefill(ids)?;
-    let mut timing = StepTiming { prefill_us: started.elapsed().as_micros() as u64, decode_us: vec![] };
-    let vocab = last.len();
-    let mut logits = last.clone();
-    let mut fed = vec![];
+    let mut made = Made::prefilled(ids, &last, steps, started);
     for step in 0..steps.saturating_sub(1) {
         let Some(token) = choose(step, &last) else { break };
         let started = Instant::now();
         last = runner.decode_step(token, ids.len() + step)?;
-        timing.decode_us.push(started.elapsed().as_micros() as u64);
-        logits.extend_from_slice(&last);
-        fed.push(token);
+        made.decoded(token, &last, started);
     }
-    if fed.len() + 1 == steps {
+    if made.fed.len() + 1 == steps {
         choose(steps - 1, &last);
     }
-    let logits = Array2::from_shape_vec((logits.len() / vocab, vocab), logits)
-        .map_err(|e| Error::Device { device: runner.info().label.clone(), why: format!("logits: {e}") })?;
-    Ok(Record {
-        prompt_ids: ids.to_vec(),
-        fed,
-        logits,
-        taps: Default::default(),
-        timing,
-        counters: runner.counters().since(before),
-        device: runner.info().label.clone(),
-    })
+    made.counters = runner.counters().since(before);
+    made.record(&runner.info().label)
+}
+
+/// Rows of logits that memory is reserved for at most.
+const RESERVED: usize = 64;
+
+/// What a run has made so far.
+pub(super) struct Made {
+    ids: Vec<u32>,
+    fed: Vec<u32>,
+    vocab: usize,
+    logits: Vec<bf16>,
+    pub(super) timing: StepTiming,
+    pub(super) counters: Counters,
+}
+
+impl Made {
+    /// By the prefill that began at `started`; there will be `steps` rows of logits.
+    pub(super) fn prefilled(ids: &[u32], row: &[bf16], steps: usize, started: Instant) -> Made {
+        let timing = StepTiming { prefill_us: started.elapsed().as_micros() as u64, ..StepTiming::default() };
+        // A run that goes on until its caller ends it may have any number.
+        let mut logits = Vec::with_capacity(steps.min(RESERVED) * row.len());
+        logits.extend_from_slice(row);
+        Made { ids: ids.into(), fed: vec![], vocab: row.len(), logits, timing, counters: Counters::default() }
+    }
+
+    /// By a decode step, too, that began at `started` and was fed `token`.
+    pub(super) fn decoded(&mut self, token: u32, logits: &[bf16], started: Instant) {
+        self.timing.decode_us.push(started.elapsed().as_micros() as u64);
+        self.logits.extend_from_slice(logits);
+        self.fed.push(token);
+    }
+
+    /// All of it, but for the taps.
+    ///
+    /// Errors: [`Error::Device`] where steps gave logits of different lengths.
+    pub(super) fn record(self, device: &str) -> Result<Record> {
+        let logits = Array2::from_shape_vec((self.logits.len() / self.vocab, self.vocab), self.logits)
+            .map_err(|e| Error::Device { device: device.into(), why: format!("logits: {e}") })?;
+        Ok(Record {
+            prompt_ids: self.ids,
+            fed: self.fed,
+            logits,
+            taps: Default::default(),
+            timing: self.timing,
+            counters: self.counters,
+            device: device.into(),
+        })
+    }
 }
 
 #[cfg(test)]

@@ -31,6 +31,11 @@ impl KvCache {
         }
     }
 
+    /// Width of a row: KV heads times head_dim.
+    pub fn kv_dim(&self) -> usize {
+        self.kv_dim
+    }
+
     pub fn capacity(&self) -> usize {
         self.capacity
     }

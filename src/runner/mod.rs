@@ -23,7 +23,7 @@ pub use clock::{Clock, StepTime};
 pub use greedy::{argmax, chosen_run, free_run, teacher_forced};
 pub use hook::{Hook, StepContext, TapRecorder, TapRequest};
 pub use kv::KvCache;
-pub use npu::{NpuRunner, RunnerOptions};
+pub use npu::{Forced, NpuRunner, RunnerOptions};
 pub use record::{Record, StepTiming};
 pub use sample::{Sampler, Sampling};
 

@@ -15,10 +15,14 @@ use super::host::HostKernels;
 use super::kv::KvCache;
 use super::{Alteration, Record, Runner, SharedHook, Sound, TapRecorder, TapRequest, teacher_forced};
 use crate::compute::{Isa, Pool};
-use crate::device::{Counters, Device, DeviceInfo};
+use crate::device::{BufferHandle, Counters, Device, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::model::{ModelConfig, RopeTable, Weights};
-use crate::plan::{self, Plan, PlanOptions, Tuning};
+use crate::plan::{self, Plan, PlanOptions, Source, Tuning};
+
+mod together;
+
+pub use together::Forced;
 
 /// What a runner is set up for.
 #[derive(Debug, Clone)]
@@ -76,12 +80,21 @@ pub struct NpuRunner {
     rope: RopeTable,
     device: Box<dyn Device>,
     host: HostKernels,
-    kv: KvCache,
     prefill: BTreeMap<usize, Compiled>,
-    decode: Compiled,
+    /// The first is where everything runs; more are made for sequences that decode side by side.
+    lanes: Vec<Lane>,
+    decode: Tuning,
+    /// Buffers that all plans share.
+    statics: HashMap<(Source, usize), BufferHandle>,
     hooks: Vec<SharedHook>,
     poison: bool,
     pad_id: u32,
+}
+
+/// What a sequence needs for itself: its decode step's intermediates and its KV cache.
+pub(super) struct Lane {
+    decode: Compiled,
+    kv: KvCache,
 }
 
 impl NpuRunner {
@@ -125,10 +138,12 @@ impl NpuRunner {
             prefill.insert(seq_len, compile(options.prefill_plan(&config, seq_len)?, &options.prefill)?);
         }
         let kv = KvCache::new(config.num_hidden_layers, config.kv_dim(), options.max_positions);
+        let lanes = vec![Lane { decode, kv }];
         let pad_id = config.eos_token_ids.first().copied().unwrap_or(0);
         let poison = options.poison;
         let hooks = alteration.hooks();
-        Ok(NpuRunner { config, weights, rope, device, host, kv, prefill, decode, hooks, poison, pad_id })
+        let decode = options.decode;
+        Ok(NpuRunner { config, weights, rope, device, host, prefill, lanes, decode, statics, hooks, poison, pad_id })
     }
 
     pub fn config(&self) -> &ModelConfig {
@@ -136,17 +151,17 @@ impl NpuRunner {
     }
 
     pub fn kv(&self) -> &KvCache {
-        &self.kv
+        &self.lanes[0].kv
     }
 
     /// The plans this runner executes: the decode step and one prefill per bucket.
     pub fn plans(&self) -> impl Iterator<Item = &Plan> {
-        std::iter::once(&self.decode.plan).chain(self.prefill.values().map(|c| &c.plan))
+        std::iter::once(self.decode_plan()).chain(self.prefill.values().map(|c| &c.plan))
     }
 
     /// The plan of a decode step.
     pub fn decode_plan(&self) -> &Plan {
-        &self.decode.plan
+        &self.lanes[0].decode.plan
     }
 
     /// The prefill plan that a prompt of `len` tokens would run.
@@ -181,8 +196,7 @@ impl NpuRunner {
     pub fn record(&mut self, ids: &[u32], teacher: &[u32], steps: usize, request: &TapRequest) -> Result<Record> {
         let (record, taps) = self.tapped(request, |runner| teacher_forced(runner, ids, teacher, steps))?;
         let mut record = Record { taps, ..record };
-        let positions: Vec<usize> = request.kv_positions.iter().copied().filter(|&p| p < self.kv.len(0)).collect();
-        record.taps.extend(self.kv_taps(&positions));
+        record.taps.extend(self.lanes[0].kv_taps(&request.kv_positions));
         Ok(record)
     }
 
@@ -206,20 +220,6 @@ impl NpuRunner {
         Ok((result, taps))
     }
 
-    /// The KV rows at `positions`, all of which are there.
-    fn kv_taps(&self, positions: &[usize]) -> Taps {
-        let dim = self.config.kv_dim();
-        let mut taps = Taps::new();
-        for layer in (0..self.kv.layers()).filter(|_| !positions.is_empty()) {
-            for (name, all) in [("k_cache", self.kv.keys(layer)), ("v_cache", self.kv.values(layer))] {
-                let rows = positions.iter().flat_map(|&p| all[p * dim..(p + 1) * dim].iter().copied()).collect();
-                let rows = ndarray::Array2::from_shape_vec((positions.len(), dim), rows).expect("rows of one width");
-                taps.insert(format!("l{layer:02}.{name}"), rows);
-            }
-        }
-        taps
-    }
-
     fn bucket_for(&self, len: usize) -> Result<(usize, &Compiled)> {
         let found = self.prefill.range(len..).next().map(|(&n, c)| (n, c));
         found.filter(|_| len > 0).ok_or_else(|| Error::Usage {
@@ -229,36 +229,65 @@ impl NpuRunner {
         })
     }
 
-    /// Runs every step of one plan over `span`.
-    fn execute(&mut self, seq_len: Option<usize>, span: Span<'_>) -> Result<Vec<bf16>> {
-        let compiled = match seq_len {
-            Some(n) => &self.prefill[&n],
-            None => &self.decode,
-        };
-        let mut run = Run {
+    /// A plan on its way over `span`: a prefill of a bucket, or a decode step, in one of the lanes.
+    fn begun<'a>(&'a mut self, lane: usize, seq_len: Option<usize>, span: Span<'a>) -> Run<'a> {
+        let Lane { decode, kv } = &mut self.lanes[lane];
+        Run {
             config: &self.config,
             weights: &*self.weights,
             rope: &self.rope,
             device: &mut *self.device,
             host: &self.host,
-            kv: &mut self.kv,
-            compiled,
+            kv,
+            compiled: seq_len.map_or(decode, |n| &self.prefill[&n]),
             span,
             pad_id: self.pad_id,
-        };
-        if self.poison && seq_len.is_some() {
+        }
+    }
+
+    /// Runs every step of one plan over `span`.
+    fn execute(&mut self, lane: usize, seq_len: Option<usize>, span: Span<'_>) -> Result<Vec<bf16>> {
+        let hooks = self.hooks.clone();
+        let poison = self.poison && seq_len.is_some();
+        let mut run = self.begun(lane, seq_len, span);
+        if poison {
             run.poison_intermediates()?;
         }
-        for index in 0..compiled.plan.steps.len() {
-            for hook in &self.hooks {
+        for index in 0..run.compiled.plan.steps.len() {
+            for hook in &hooks {
                 hook.lock().unwrap_or_else(|e| e.into_inner()).before_step(&mut run.context(index))?;
             }
             run.step(index)?;
-            for hook in &self.hooks {
+            for hook in &hooks {
                 hook.lock().unwrap_or_else(|e| e.into_inner()).after_step(&mut run.context(index))?;
             }
         }
-        run.read(compiled.plan.logits)
+        run.read(run.compiled.plan.logits)
+    }
+
+    fn prefill_in(&mut self, lane: usize, ids: &[u32]) -> Result<Vec<bf16>> {
+        let (seq_len, _) = self.bucket_for(ids.len())?;
+        self.check_ids(ids)?;
+        self.lanes[lane].kv.clear();
+        self.execute(lane, Some(seq_len), Span { ids, position: 0 })
+    }
+}
+
+impl Lane {
+    /// The KV rows at those of `positions` that are there.
+    fn kv_taps(&self, positions: &[usize]) -> Taps {
+        let kv = &self.kv;
+        let positions: Vec<usize> = positions.iter().copied().filter(|&p| p < kv.len(0)).collect();
+        let dim = kv.kv_dim();
+        let mut taps = Taps::new();
+        for layer in (0..kv.layers()).filter(|_| !positions.is_empty()) {
+            for (name, all) in [("k_cache", kv.keys(layer)), ("v_cache", kv.values(layer))] {
+                let rows = positions.iter().flat_map(|&p| all[p * dim..(p + 1) * dim].iter().copied()).collect();
+                let rows = ndarray::Array2::from_shape_vec((positions.len(), dim), rows).expect("rows of one width");
+                taps.insert(format!("l{layer:02}.{name}"), rows);
+            }
+        }
+        taps
     }
 }
 
@@ -268,15 +297,12 @@ impl Runner for NpuRunner {
     }
 
     fn prefill(&mut self, ids: &[u32]) -> Result<Vec<bf16>> {
-        let (seq_len, _) = self.bucket_for(ids.len())?;
-        self.check_ids(ids)?;
-        self.kv.clear();
-        self.execute(Some(seq_len), Span { ids, position: 0 })
+        self.prefill_in(0, ids)
     }
 
     fn decode_step(&mut self, token: u32, position: usize) -> Result<Vec<bf16>> {
         self.check_ids(&[token])?;
-        self.execute(None, Span { ids: &[token], position })
+        self.execute(0, None, Span { ids: &[token], position })
     }
 
     fn counters(&self) -> Counters {
@@ -292,8 +318,8 @@ impl Served for NpuRunner {
     }
 
     fn kv_rows(&mut self, positions: &[usize]) -> Result<Taps> {
-        self.check_positions(positions, self.kv.len(0))?;
-        Ok(self.kv_taps(positions))
+        self.check_positions(positions, self.kv().len(0))?;
+        Ok(self.lanes[0].kv_taps(positions))
     }
 }
 

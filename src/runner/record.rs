@@ -13,12 +13,20 @@ use crate::error::{Error, Result};
 use crate::tensor;
 
 /// Wall time of the parts of a run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepTiming {
     /// Units: microseconds.
     pub prefill_us: u64,
     /// Units: microseconds, one per decode step.
     pub decode_us: Vec<u64>,
+    /// Sequences that each decode step took one token further, in that time.
+    pub at_once: usize,
+}
+
+impl Default for StepTiming {
+    fn default() -> StepTiming {
+        StepTiming { prefill_us: 0, decode_us: vec![], at_once: 1 }
+    }
 }
 
 /// A completed run of one prompt. There is no record of a run that did not complete.
@@ -124,7 +132,7 @@ mod tests {
             fed: vec![3],
             logits: Array2::from_elem((2, 3), bf16::from_f32(0.5)),
             taps: [("l00.output".to_owned(), Array2::from_elem((1, 4), bf16::NAN))].into(),
-            timing: StepTiming { prefill_us: 5, decode_us: vec![6] },
+            timing: StepTiming { prefill_us: 5, decode_us: vec![6], at_once: 2 },
             counters: Counters { dispatches: 7, ..Counters::default() },
             device: "emu".into(),
         };

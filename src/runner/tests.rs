@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use half::bf16;
 use rstest::rstest;
 
-use super::{Hook, NpuRunner, Runner, RunnerOptions, StepContext, TapRequest, argmax, free_run};
+use super::{Clock, Forced, Hook, NpuRunner, Runner, RunnerOptions, StepContext, TapRequest, argmax, free_run};
 use crate::compute::{Isa, Pool};
 use crate::device::Arithmetic;
 use crate::device::emu::EmuDevice;
@@ -15,12 +15,16 @@ use crate::model::{Checkpoint, ModelConfig, Weights};
 use crate::plan::{BiasLowering, BufferId, Op, Tuning};
 
 fn runner(model: &str, options: &RunnerOptions) -> NpuRunner {
+    runner_of(model, Arithmetic::Ieee, options)
+}
+
+fn runner_of(model: &str, arithmetic: Arithmetic, options: &RunnerOptions) -> NpuRunner {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(model).join("checkpoint");
     let (config, _) = ModelConfig::from_file(&dir).unwrap();
     let checkpoint = Arc::new(Checkpoint::open(&dir).unwrap());
     let pool = Arc::new(Pool::new(2));
     let isa = Isa::detect();
-    let device = Box::new(EmuDevice::new(isa, pool.clone(), Arithmetic::Ieee));
+    let device = Box::new(EmuDevice::new(isa, pool.clone(), arithmetic));
     NpuRunner::new(config, checkpoint, device, (pool, isa), options).unwrap()
 }
 
@@ -326,6 +330,76 @@ fn no_tuning_changes_a_bit(
         let writes = tuning.write_statics || tuning.write_intermediates;
         assert_eq!(ours.bytes_written > theirs.bytes_written, writes, "{tuning:?}");
     }
+}
+
+/// Prompts side by side leave the records they leave alone, counters included, also when lanes are used again, and on either
+/// datapath whatever the tuning.
+#[rstest]
+fn prompts_side_by_side_leave_the_records_they_leave_alone(
+    #[values("tiny_llama", "tiny_qwen2", "tiny_qwen3")] model: &str,
+    #[values(Arithmetic::Ieee, Arithmetic::Npu2)] arithmetic: Arithmetic,
+) {
+    let request = TapRequest { layer_positions: vec![0, 8], tap_positions: vec![3], kv_positions: vec![0, 10, 99] };
+    let none = TapRequest::default();
+    let prompts: Vec<(Vec<u32>, Vec<u32>, &TapRequest)> =
+        [(9, &request), (3, &none), (16, &none), (15, &request), (2, &none)]
+            .into_iter()
+            .enumerate()
+            .map(|(i, (len, taps))| (ids(len), ids(20 + i)[16..].to_vec(), taps))
+            .collect();
+    let off = Tuning::default();
+    for tuning in [off, Tuning { share: true, merge: true, ..off }, Tuning::BASELINE] {
+        let options = RunnerOptions { prefill: tuning, decode: tuning, ..options(&[16]) };
+        let mut runner = runner_of(model, arithmetic, &options);
+        let alone: Vec<_> =
+            prompts.iter().map(|(ids, teacher, taps)| runner.record(ids, teacher, 4, taps).unwrap()).collect();
+        for order in [vec![0, 1, 2, 3, 4], vec![4, 0], vec![2], vec![3, 2, 1]] {
+            let wanted: Vec<Forced<'_>> = order
+                .iter()
+                .map(|&i| Forced { ids: &prompts[i].0, teacher: &prompts[i].1, taps: prompts[i].2 })
+                .collect();
+            let lanes = runner.lanes_made();
+            let together = runner.record_together(&wanted, 4).unwrap();
+            for (mut record, &i) in together.into_iter().zip(&order) {
+                assert_eq!(record.timing.at_once, order.len(), "{tuning:?}");
+                assert_eq!(record.timing.decode_us.len(), 3, "{tuning:?}");
+                record.timing = alone[i].timing.clone();
+                assert!(record == alone[i], "{tuning:?} {order:?}: prompt {i}");
+            }
+            assert_eq!(runner.lanes_made(), lanes.max(order.len()), "{tuning:?}");
+        }
+    }
+}
+
+/// A hook sees every step of every prompt: they run one after the other.
+#[test]
+fn under_a_hook_prompts_do_not_run_side_by_side() {
+    let mut runner = runner("tiny_llama", &options(&[16]));
+    runner.add_hook(Arc::new(Mutex::new(Clock::default())));
+    let (one, taps) = (ids(5), TapRequest::default());
+    let forced = Forced { ids: &one, teacher: &[1, 2], taps: &taps };
+    let records = runner.record_together(&[forced, forced], 3).unwrap();
+    assert!(records.iter().all(|record| record.timing.at_once == 1));
+}
+
+#[test]
+fn side_by_side_a_bad_request_is_an_error() {
+    let mut runner = runner("tiny_llama", &options(&[16]));
+    let (one, taps) = (ids(5), TapRequest::default());
+    let good = Forced { ids: &one, teacher: &[1, 2], taps: &taps };
+    let long = ids(17);
+    let beyond = [1, 1 << 20];
+    let bad = [
+        Forced { teacher: &[1], ..good },
+        Forced { teacher: &beyond, ..good },
+        Forced { ids: &[], ..good },
+        Forced { ids: &long, ..good },
+    ];
+    for bad in bad {
+        assert!(runner.record_together(&[good, bad], 3).is_err(), "{bad:?}");
+    }
+    assert!(runner.record_together(&[good, good], 0).is_err());
+    runner.record_together(&[good, good], 3).unwrap();
 }
 
 /// What a dispatch should have written and did not is NaN, also where buffers share memory.

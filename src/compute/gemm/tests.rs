@@ -63,6 +63,12 @@ fn gemm_and_gemv_match_f64(#[case] m: usize, #[case] n: usize, #[case] k: usize)
                     break;
                 }
             }
+            // From none to more than the largest tile has rows.
+            for count in [0, 1, 2, 3, 4, 7, 14].into_iter().filter(|&count| count <= m) {
+                let mut y = vec![bf16::NAN; count * n];
+                call.gemvs(a.chunks(k).zip(y.chunks_mut(n)), &packed);
+                assert_eq!(bits(&y), bits(&c[..count * n]), "{name}: {count} vectors");
+            }
             let got = (bits(&c), wide);
             assert_eq!(*first.get_or_insert_with(|| got.clone()), got, "{name}: differs from 1 thread");
         }

@@ -55,6 +55,29 @@ fn for_each_deals_every_item_once(#[values(1, 2, 3, 5)] threads: usize) {
     }
 }
 
+#[rstest]
+fn kernels_together_are_each_done_once(#[values(1, 2, 3, 5)] threads: usize) {
+    let pool = Pool::new(threads);
+    for round in 0..100 {
+        let seen = Mutex::new(Vec::new());
+        let log = |step: usize| Log { step, pieces: (step * 5 + round) % 11, seen: &seen };
+        // SAFETY: they write behind a lock only.
+        let together = unsafe { Together::new((0..4).map(|step| Box::new(log(step)) as Box<dyn Kernel>).collect()) };
+        pool.run(&[&log(4), &together, &log(5)]);
+        drop(together);
+        let (first, last) = (log(4).pieces, log(5).pieces);
+        let mut seen = seen.into_inner().unwrap();
+        assert!(
+            seen[..first].iter().all(|s| s.0 == 4) && seen[seen.len() - last..].iter().all(|s| s.0 == 5),
+            "{seen:?}"
+        );
+        seen.sort_unstable();
+        let all: Vec<_> =
+            (0..6).flat_map(|step| (0..(step * 5 + round) % 11).map(move |piece| (step, piece))).collect();
+        assert_eq!(seen, all);
+    }
+}
+
 #[test]
 fn the_others_do_take_part() {
     let pool = Pool::new(3);

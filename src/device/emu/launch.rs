@@ -4,10 +4,10 @@
 
 use half::bf16;
 
-use super::EmuDevice;
+use super::{Dispatch, EmuDevice};
 use crate::compute::{
-    Add, Attention, BiasAdd, Dst, GeluTanh, Gemm, Gemv, GemvAdd, Kernel as Compute, LayerNorm, Out, RmsNorm, Rope,
-    SiluMul, Src, Swiglu, npu2,
+    Add, Attention, BiasAdd, Dst, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Kernel as Compute, LayerNorm, Out, RmsNorm,
+    Rope, SiluMul, Src, Swiglu, Together, npu2,
 };
 use crate::device::{Arithmetic, BoundLaunch, BufferHandle};
 use crate::kernel::{Dtype, Kernel, attention_scale};
@@ -73,6 +73,63 @@ impl EmuDevice {
         assert!((row + 1) * cols <= self.buffers[handle.0].spec.len(), "prepare checked the shape");
         // SAFETY: as `src`, and the row lies within the buffer.
         unsafe { Src::new(self.memory(handle).content().cast::<bf16>().add(row * cols), cols) }
+    }
+
+    /// The compute kernels of dispatches that do not touch each other's memory.
+    pub(super) fn work<'a>(&'a self, dispatches: &[&Dispatch]) -> Vec<Box<dyn Compute + 'a>> {
+        let mut kernels = vec![];
+        if let [dispatch] = dispatches {
+            dispatch.launches.iter().for_each(|launch| self.kernels(launch, &mut kernels));
+            return kernels;
+        }
+        let most = dispatches.iter().map(|dispatch| dispatch.launches.len()).max().unwrap_or(0);
+        for at in 0..most {
+            let launches = dispatches.iter().filter_map(|dispatch| dispatch.launches.get(at));
+            self.abreast(launches, &mut kernels);
+        }
+        kernels
+    }
+
+    /// Launches of several dispatches: one reading of a weight serves all that multiply by it.
+    fn abreast<'a, 'l>(
+        &'a self,
+        launches: impl Iterator<Item = &'l BoundLaunch>,
+        kernels: &mut Vec<Box<dyn Compute + 'a>>,
+    ) {
+        let mut together: Vec<Box<dyn Compute + 'a>> = vec![];
+        let mut products: Vec<(BufferHandle, Vec<(Src<bf16>, Out)>)> = vec![];
+        for launch in launches {
+            let a = &launch.args;
+            match launch.kernel {
+                Kernel::Gemv { .. } => {
+                    let vector = (self.src(a[1]), Out::Bf16(self.dst(a[2])));
+                    match products.iter_mut().find(|(weight, _)| *weight == a[0]) {
+                        Some((_, vectors)) => vectors.push(vector),
+                        None => products.push((a[0], vec![vector])),
+                    }
+                }
+                // The scratch memory is one for all: these wait for each other.
+                ref kernel if scratch_bytes(kernel, self.info.arithmetic) > 0 => self.kernels(launch, kernels),
+                _ => {
+                    let before = together.len();
+                    self.kernels(launch, &mut together);
+                    debug_assert_eq!(
+                        together.len(),
+                        before + 1,
+                        "{}: steps need scratch memory between them",
+                        launch.kernel
+                    );
+                }
+            }
+        }
+        for (weight, vectors) in products {
+            together.push(Box::new(Gemvs { vectors, w: self.weight(weight), isa: self.isa }));
+        }
+        if !together.is_empty() {
+            // SAFETY: `disjoint` has checked that no dispatch writes what another touches, these are launches of different
+            // ones (those of a weight only read it), and none of them uses the scratch memory.
+            kernels.push(Box::new(unsafe { Together::new(together) }));
+        }
     }
 
     /// Appends the compute kernels of one launch, over this device's memory.

@@ -8,6 +8,7 @@ mod launch;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -94,6 +95,68 @@ impl EmuDevice {
             Storage::Packed(Some(weight)) => weight,
             _ => unreachable!("run checks that every weight is written"),
         }
+    }
+}
+
+impl EmuDevice {
+    /// Runs dispatches in one call of the pool.
+    fn complete(&mut self, handles: &[DispatchHandle]) -> Result<Completed> {
+        let mut dispatches = Vec::with_capacity(handles.len());
+        for handle in handles {
+            let Some(dispatch) = self.dispatches.get(handle.0) else {
+                return self.fail(format!("dispatch {} does not exist", handle.0));
+            };
+            for &arg in dispatch.launches.iter().flat_map(|l| &l.args) {
+                if let Storage::Packed(None) = &self.buffers[arg.0].storage {
+                    return self.fail(format!(
+                        "{}: weight {} was never written",
+                        dispatch.name, self.buffers[arg.0].spec.name
+                    ));
+                }
+            }
+            dispatches.push(dispatch);
+        }
+        self.disjoint(&dispatches)?;
+        let started = Instant::now();
+        {
+            let boxed = self.work(&dispatches);
+            let kernels: Vec<&dyn Compute> = boxed.iter().map(|k| &**k).collect();
+            self.pool.run(&kernels);
+        }
+        let elapsed_ns = started.elapsed().as_nanos() as u64;
+        for dispatch in &dispatches {
+            for launch in &dispatch.launches {
+                let out = launch.output();
+                if let Some(at) = self.memory(out).damage() {
+                    let spec = &self.buffers[out.0].spec;
+                    return self.fail(format!("{}: guard of {} overwritten at byte {at}", dispatch.name, spec.name));
+                }
+            }
+        }
+        let launches: usize = dispatches.iter().map(|dispatch| dispatch.launches.len()).sum();
+        self.counters.dispatches += dispatches.len() as u64;
+        self.counters.launches += launches as u64;
+        Ok(Completed { elapsed_ns })
+    }
+
+    /// That no dispatch writes what another one touches: they run at once.
+    fn disjoint(&self, dispatches: &[&Dispatch]) -> Result<()> {
+        if dispatches.len() < 2 {
+            return Ok(());
+        }
+        let mut writers = HashMap::new();
+        for (at, dispatch) in dispatches.iter().enumerate() {
+            writers.extend(dispatch.launches.iter().map(|launch| (launch.output(), at)));
+        }
+        for (at, dispatch) in dispatches.iter().enumerate() {
+            for arg in dispatch.launches.iter().flat_map(|launch| &launch.args) {
+                if let Some(writer) = writers.get(arg).filter(|writer| **writer != at) {
+                    let (name, spec, other) = (&dispatch.name, &self.buffers[arg.0].spec, &dispatches[*writer].name);
+                    return self.fail(format!("{name}: {} is written by {other} at the same time", spec.name));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -184,35 +247,11 @@ impl Device for EmuDevice {
     }
 
     fn run(&mut self, handle: DispatchHandle) -> Result<Completed> {
-        let Some(dispatch) = self.dispatches.get(handle.0) else {
-            return self.fail(format!("dispatch {} does not exist", handle.0));
-        };
-        for &arg in dispatch.launches.iter().flat_map(|l| &l.args) {
-            if let Storage::Packed(None) = &self.buffers[arg.0].storage {
-                return self
-                    .fail(format!("{}: weight {} was never written", dispatch.name, self.buffers[arg.0].spec.name));
-            }
-        }
-        let started = Instant::now();
-        {
-            let mut boxed: Vec<Box<dyn Compute + '_>> = vec![];
-            for launch in &dispatch.launches {
-                self.kernels(launch, &mut boxed);
-            }
-            let kernels: Vec<&dyn Compute> = boxed.iter().map(|k| &**k).collect();
-            self.pool.run(&kernels);
-        }
-        let elapsed_ns = started.elapsed().as_nanos() as u64;
-        for launch in &dispatch.launches {
-            let out = *launch.args.last().expect("checked by prepare");
-            if let Some(at) = self.memory(out).damage() {
-                let spec = &self.buffers[out.0].spec;
-                return self.fail(format!("{}: guard of {} overwritten at byte {at}", dispatch.name, spec.name));
-            }
-        }
-        self.counters.dispatches += 1;
-        self.counters.launches += dispatch.launches.len() as u64;
-        Ok(Completed { elapsed_ns })
+        self.complete(&[handle])
+    }
+
+    fn run_all(&mut self, handles: &[DispatchHandle]) -> Result<()> {
+        self.complete(handles).map(drop)
     }
 
     fn counters(&self) -> Counters {

@@ -7,7 +7,7 @@ use rstest::rstest;
 
 use super::EmuDevice;
 use crate::compute::{Isa, Pool};
-use crate::device::{Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Device, Layout, Role};
+use crate::device::{Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Device, DispatchHandle, Layout, Role};
 use crate::kernel::{Dtype, Epsilon, Kernel};
 use crate::tensor;
 
@@ -47,6 +47,55 @@ fn launches_of_one_dispatch_see_each_other_and_cost_one_call() {
     d.run(run).unwrap();
     assert_eq!(read(&mut d, c), [4.0, 8.0, 12.0]);
     assert_eq!((d.counters().dispatches, d.counters().launches), (1, 2));
+}
+
+/// One product of two prompts, a sum each beside it, and a sum more of one only.
+#[rstest]
+fn dispatches_at_once_leave_the_bits_and_counters_of_one_after_the_other(#[values(1, 2, 3)] lanes: usize) {
+    let run = |at_once: bool| {
+        let mut d = device();
+        let weight = d.create(spec("weight", 3, 3, Layout::LinearWeight)).unwrap();
+        let content: Vec<bf16> = (1..=9).map(|x| bf16::from_f32(x as f32)).collect();
+        d.write(weight, 0, tensor::bytes_of(&content)).unwrap();
+        let (mut dispatches, mut outputs) = (vec![], vec![]);
+        for lane in 0..lanes {
+            let x = rows(&mut d, "x", 1, 3, Some(&[1.0, lane as f32, 0.5]));
+            let (y, z) = (rows(&mut d, "y", 1, 3, None), rows(&mut d, "z", 1, 3, None));
+            let gemv =
+                BoundLaunch { site: "test".into(), kernel: Kernel::Gemv { m: 3, k: 3 }, args: vec![weight, x, y] };
+            let sums = (0..=lane).map(|_| add(vec![x, y, z]));
+            dispatches.push(d.prepare("product and sums", std::iter::once(gemv).chain(sums).collect()).unwrap());
+            outputs.push(z);
+        }
+        if at_once {
+            d.run_all(&dispatches).unwrap();
+        } else {
+            for dispatch in dispatches {
+                d.run(dispatch).unwrap();
+            }
+        }
+        (outputs.into_iter().map(|z| read(&mut d, z)).collect::<Vec<_>>(), d.counters())
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn dispatches_that_meet_in_a_buffer_do_not_run_at_once() {
+    let mut d = device();
+    let [a, b, c] = ["a", "b", "c"].map(|name| rows(&mut d, name, 1, 3, Some(&[1.0; 3])));
+    let first = d.prepare("first", vec![add(vec![a, a, b])]).unwrap();
+    for (name, args) in [("reads", vec![a, b, c]), ("writes", vec![a, a, b])] {
+        let second = d.prepare(name, vec![add(args)]).unwrap();
+        for order in [[first, second], [second, first]] {
+            let error = d.run_all(&order).unwrap_err().to_string();
+            assert!(error.contains("b is written by") && error.contains("at the same time"), "{error}");
+        }
+    }
+    assert!(d.run_all(&[first, first]).is_err());
+    assert!(d.run_all(&[first, DispatchHandle(99)]).is_err());
+    assert_eq!(d.counters().dispatches, 0);
+    d.run_all(&[]).unwrap();
+    d.run_all(&[first]).unwrap();
 }
 
 #[test]

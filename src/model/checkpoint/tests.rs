@@ -423,3 +423,22 @@ fn released_pages_go_and_come_back_with_the_same_bytes() {
     assert_eq!(sum(), before);
     Weights::release(&checkpoint, "nothing of this name");
 }
+
+/// A read maps pages around it, those of a neighbour that was given back among them.
+#[cfg(target_os = "linux")]
+#[test]
+fn tensors_read_and_released_one_after_the_other_leave_nothing_mapped() {
+    let name = |i: usize| format!("model.layers.{i}.mlp.down_proj.weight");
+    // Sizes that are no whole pages, in a file that lies in the system's cache in large pieces.
+    let mut tensors: Tensors = (0..64).map(|i| (name(i), made(Dtype::BF16, &[96 + i, 577], i as u8))).collect();
+    tensors.insert("model.embed_tokens.weight".to_owned(), made(Dtype::BF16, &[8, 577], 1));
+    let dir = single(&tensors);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let file = dir.path().join("model.safetensors");
+    for i in (0..64).rev() {
+        assert!(checkpoint.bytes(&name(i)).unwrap().iter().any(|&b| b != 0));
+        Weights::release(&checkpoint, &name(i));
+    }
+    let left = resident_kib(&file);
+    assert!(left <= 64, "{left} KiB of {} are mapped", file.metadata().unwrap().len() >> 10);
+}
