@@ -44,7 +44,7 @@ pub struct Attention {
     pub kv_heads: usize,
     /// Length of a head.
     pub head_dim: usize,
-    /// Factor of the scores.
+    /// Factor of the scores, above 0.
     pub scale: f32,
     /// Whether position i sees positions 0..=i only.
     pub causal: bool,
@@ -76,21 +76,23 @@ pub struct DecodeAttention {
     pub kv_heads: usize,
     /// Length of a head.
     pub head_dim: usize,
-    /// Factor of the scores.
+    /// Factor of the scores, above 0.
     pub scale: f32,
     /// Instruction set.
     pub isa: Isa,
 }
 
-fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
+fn check_heads(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) {
     assert!(kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads), "attention: {heads} heads on {kv_heads}");
     assert!(head_dim > 0 && head_dim.is_multiple_of(2), "attention: head_dim {head_dim} is not even");
+    // The largest score is looked for before they are scaled.
+    assert!(scale > 0.0, "attention: scale {scale} is not positive");
 }
 
 // SAFETY: tasks are disjoint rows and heads of `out`, each claimed once.
 unsafe impl Kernel for Attention {
     fn run(&self, worker: &Worker<'_>) {
-        check_heads(self.heads, self.kv_heads, self.head_dim);
+        check_heads(self.heads, self.kv_heads, self.head_dim, self.scale);
         let (wide, narrow) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let rows = self.q.len() / wide;
         assert_eq!(self.q.len(), rows * wide, "attention: q is not [S, {wide}]");
@@ -104,7 +106,7 @@ unsafe impl Kernel for Attention {
 // SAFETY: tasks are disjoint heads of `out`, each claimed once.
 unsafe impl Kernel for DecodeAttention {
     fn run(&self, worker: &Worker<'_>) {
-        check_heads(self.heads, self.kv_heads, self.head_dim);
+        check_heads(self.heads, self.kv_heads, self.head_dim, self.scale);
         let (wide, narrow) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         assert!(self.len > 0, "decode attention: no position");
         assert!(self.stride >= narrow, "decode attention: stride {} < {narrow}", self.stride);

@@ -13,7 +13,7 @@ use super::{
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
     scratch,
-    tile::{AHEAD, Border, Rows, multiply, multiply_panel},
+    tile::{AHEAD, Border, Rows, multiply, multiply_panel, zeros},
     view::{Dst, Src},
 };
 
@@ -289,7 +289,7 @@ struct Spread<'a> {
 impl Border for Spread<'_> {
     #[inline(always)]
     unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
-        [[l.splat(0.0); V]; M]
+        zeros(l)
     }
 
     #[inline(always)]
@@ -319,7 +319,7 @@ pub(super) struct Store {
 impl Border for Store {
     #[inline(always)]
     unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
-        [[l.splat(0.0); V]; M]
+        zeros(l)
     }
 
     #[inline(always)]
@@ -330,30 +330,46 @@ impl Border for Store {
         column: usize,
         tile: &[[L::F; V]; M],
     ) {
-        for m in 0..M {
-            for v in 0..V {
-                let vector = tile[m][v];
-                let column = self.column + column + v * LANES;
-                if column >= self.n {
-                    continue;
+        let (left, at) =
+            (self.n.saturating_sub(self.column + column), (self.row + row) * self.n + self.column + column);
+        // Short loops without a branch are unrolled, and then the tile never leaves the registers.
+        // SAFETY: `left` elements, or as many as the tile is wide, from each row's `at` on belong to C, and to this task.
+        unsafe {
+            match self.c {
+                Out::Bf16(c) if left >= V * LANES => {
+                    for m in 0..M {
+                        for v in 0..V {
+                            l.store_bf16(c.ptr().add(at + m * self.n + v * LANES), tile[m][v]);
+                        }
+                    }
                 }
-                let at = (self.row + row + m) * self.n + column;
-                let len = LANES.min(self.n - column);
-                // SAFETY: `len` elements from `at` on belong to row `row + m` of C, and to this task.
-                unsafe {
-                    match self.c {
-                        Out::Bf16(c) if len == LANES => l.store_bf16(c.ptr().add(at), vector),
-                        Out::F32(c) if len == LANES => l.store(c.ptr().add(at), vector),
-                        Out::Bf16(c) => {
-                            let mut whole = [bf16::ZERO; LANES];
-                            l.store_bf16(whole.as_mut_ptr(), vector);
-                            c.ptr().add(at).copy_from_nonoverlapping(whole.as_ptr(), len);
+                Out::F32(c) if left >= V * LANES => {
+                    for m in 0..M {
+                        for v in 0..V {
+                            l.store(c.ptr().add(at + m * self.n + v * LANES), tile[m][v]);
                         }
-                        Out::F32(c) => {
-                            let mut whole = [0.0; LANES];
-                            l.store(whole.as_mut_ptr(), vector);
-                            c.ptr().add(at).copy_from_nonoverlapping(whole.as_ptr(), len);
+                    }
+                }
+                Out::Bf16(c) => {
+                    let mut whole = [[[bf16::ZERO; LANES]; V]; M];
+                    for m in 0..M {
+                        for v in 0..V {
+                            l.store_bf16(whole[m][v].as_mut_ptr(), tile[m][v]);
                         }
+                    }
+                    for m in 0..M {
+                        c.ptr().add(at + m * self.n).copy_from_nonoverlapping(whole[m].as_ptr().cast(), left);
+                    }
+                }
+                Out::F32(c) => {
+                    let mut whole = [[[0.0; LANES]; V]; M];
+                    for m in 0..M {
+                        for v in 0..V {
+                            l.store(whole[m][v].as_mut_ptr(), tile[m][v]);
+                        }
+                    }
+                    for m in 0..M {
+                        c.ptr().add(at + m * self.n).copy_from_nonoverlapping(whole[m].as_ptr().cast(), left);
                     }
                 }
             }

@@ -197,7 +197,7 @@ impl Block {
     }
 }
 
-/// `scores[r][p] = log2(e) * scale * q[r] · k[p]` (so that softmax is a power of two), for the panels that a row sees any position of.
+/// `scores[r][p] = q[r] · k[p]`, for the panels that a row sees any position of.
 #[inline(always)]
 unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, band: usize, row: usize, count: usize) {
     for p in 0..block.len.div_ceil(PANEL) {
@@ -207,7 +207,7 @@ unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, 
             let at = band * task.band_stride + first * task.row_stride;
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
             let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
-            let border = Scores { scores, scale: task.scale * std::f32::consts::LOG2_E };
+            let border = Scores { scores };
             multiply_panel::<L, false>(
                 l,
                 rows,
@@ -232,72 +232,109 @@ unsafe fn softmax<L: Lanes>(
     row: usize,
     count: usize,
 ) {
-    const VECS: usize = KV_BLOCK / LANES;
-    let mut maximum = [0.0f32; CHUNK];
-    let mut shift = [0.0f32; CHUNK.next_multiple_of(LANES)];
-    let mut sums = [0.0f32; CHUNK.next_multiple_of(LANES)];
+    // Of a power of two, which is what softmax is made of.
+    let factor = task.scale * std::f32::consts::LOG2_E;
     // First all maxima, then all exponentials: within a row one waits for the other, between rows nothing does.
-    for i in 0..count {
-        let seen = block.seen(task.sight.of(row + i));
-        // SAFETY: row `i` of the chunk has KV_BLOCK scores; it has a running maximum.
+    for base in (0..count).step_by(LANES) {
+        let rows = LANES.min(count - base);
+        // SAFETY: rows `base..base + rows` of the chunk have scores; the state of the rows and the scratch's arrays are padded by
+        // a vector. Lanes behind them are other rows': their maxima and sums stay, but for a maximum that is NaN, and then their
+        // sums are NaN already.
         unsafe {
-            let scores = scratch.scores().add(i * KV_BLOCK);
-            let mut s = [l.load(scores); VECS];
-            for v in 1..VECS {
-                s[v] = l.load(scores.add(v * LANES));
+            for i in 0..rows {
+                let seen = block.seen(task.sight.of(row + base + i));
+                let top = top_of_row(l, scratch.scores().add((base + i) * KV_BLOCK), seen);
+                l.store(scratch.partial().add(i * LANES), top);
             }
-            if seen < KV_BLOCK {
-                for v in 0..VECS {
-                    s[v] = l.keep_first(s[v], seen.saturating_sub(v * LANES), f32::NEG_INFINITY);
-                }
-            }
+            let top = l.keep_first(l.largest_of_each(scratch.partial()), rows, f32::NEG_INFINITY);
+            let state = band * task.rows + row + base;
+            let running = l.load(scratch.maximum().add(state));
             // A NaN that `max` drops comes back with its own exponential below.
-            let mut top = s[0];
-            for v in 1..VECS {
-                top = l.max(top, s[v]);
-            }
-            let top = l.largest(top);
-            let running = scratch.maximum().add(band * task.rows + row + i);
-            let new = if *running > top { *running } else { top };
-            shift[i] = *running - new;
-            *running = new;
-            maximum[i] = new;
+            let new = l.max(running, top);
+            l.store(scratch.maximum().add(state), new);
+            let shift = l.mul(l.sub(running, new), l.splat(factor));
+            l.store(scratch.rescale().add(base), exp2_negative(l, shift));
+            l.store(scratch.offsets().add(base), l.mul(new, l.splat(-factor)));
         }
     }
-    for i in 0..count {
-        let seen = block.seen(task.sight.of(row + i));
-        // SAFETY: row `i` of the chunk has KV_BLOCK scores and probabilities.
+    for base in (0..count).step_by(LANES) {
+        let rows = LANES.min(count - base);
+        // SAFETY: as above; the rows have probabilities, too, and what is kept for each from above.
         unsafe {
-            let scores = scratch.scores().add(i * KV_BLOCK);
-            let new = l.splat(maximum[i]);
-            let mut s = [new; VECS];
+            for i in 0..rows {
+                let seen = block.seen(task.sight.of(row + base + i));
+                let scores = scratch.scores().add((base + i) * KV_BLOCK);
+                let to = scratch.probabilities().add((base + i) * KV_BLOCK);
+                let offset = *scratch.offsets().add(base + i);
+                l.store(scratch.partial().add(i * LANES), exponentials(l, scores, to, seen, factor, offset));
+            }
+            let sums = l.keep_first(l.sum_of_each(scratch.partial()), rows, 0.0);
+            let rescale = l.keep_first(l.load(scratch.rescale().add(base)), rows, 1.0);
+            let total = scratch.total().add(band * task.rows + row + base);
+            l.store(total, l.add(l.mul(l.load(total), rescale), sums));
+        }
+    }
+}
+
+const VECS: usize = KV_BLOCK / LANES;
+
+/// The largest of the first `seen` scores of a row, lane by lane.
+///
+/// # Safety
+/// `scores` is valid for reads of KV_BLOCK elements.
+#[inline(always)]
+unsafe fn top_of_row<L: Lanes>(l: L, scores: *const f32, seen: usize) -> L::F {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut s = [l.load(scores); VECS];
+        for v in 1..VECS {
+            s[v] = l.load(scores.add(v * LANES));
+        }
+        if seen < KV_BLOCK {
             for v in 0..VECS {
-                s[v] = exp2_negative(l, l.sub(l.load(scores.add(v * LANES)), new));
+                s[v] = l.keep_first(s[v], seen.saturating_sub(v * LANES), f32::NEG_INFINITY);
             }
-            if seen < KV_BLOCK {
-                for v in 0..VECS {
-                    s[v] = l.keep_first(s[v], seen.saturating_sub(v * LANES), 0.0);
-                }
-            }
-            let mut sum = s[0];
-            l.store_bf16(scratch.probabilities().add(i * KV_BLOCK), s[0]);
-            for v in 1..VECS {
-                sum = l.add(sum, s[v]);
-                l.store_bf16(scratch.probabilities().add(i * KV_BLOCK + v * LANES), s[v]);
-            }
-            sums[i] = l.sum(sum);
         }
+        let mut top = s[0];
+        for v in 1..VECS {
+            top = l.max(top, s[v]);
+        }
+        top
     }
-    for i in (0..count).step_by(LANES) {
-        // SAFETY: the arrays and the scratch are padded to whole vectors.
-        unsafe {
-            let factor = exp2_negative(l, l.load(shift.as_ptr().add(i)));
-            l.store(scratch.rescale().add(i), factor);
-            for j in i..count.min(i + LANES) {
-                let total = scratch.total().add(band * task.rows + row + j);
-                *total = *total * *scratch.rescale().add(j) + sums[j];
+}
+
+/// Writes `2^(factor * score + offset)` of the first `seen` scores of a row, and zeros; gives their sum, lane by lane.
+///
+/// # Safety
+/// `scores` is valid for reads of KV_BLOCK elements, `to` for writes of as many.
+#[inline(always)]
+unsafe fn exponentials<L: Lanes>(
+    l: L,
+    scores: *const f32,
+    to: *mut bf16,
+    seen: usize,
+    factor: f32,
+    offset: f32,
+) -> L::F {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut s = [l.splat(0.0); VECS];
+        for v in 0..VECS {
+            let x = l.mul_add(l.load(scores.add(v * LANES)), l.splat(factor), l.splat(offset));
+            s[v] = exp2_negative(l, x);
+        }
+        if seen < KV_BLOCK {
+            for v in 0..VECS {
+                s[v] = l.keep_first(s[v], seen.saturating_sub(v * LANES), 0.0);
             }
         }
+        let mut sum = s[0];
+        l.store_bf16(to, s[0]);
+        for v in 1..VECS {
+            sum = l.add(sum, s[v]);
+            l.store_bf16(to.add(v * LANES), s[v]);
+        }
+        sum
     }
 }
 

@@ -3,21 +3,20 @@
 
 use crate::compute::{
     lanes::{LANES, Lanes},
-    tile::Border,
+    tile::{Border, zeros},
 };
 
 use super::block::KV_BLOCK;
 
-/// Starts at zero, stores scaled scores.
+/// Starts at zero, stores scores.
 pub(super) struct Scores {
     pub(super) scores: *mut f32,
-    pub(super) scale: f32,
 }
 
 impl Border for Scores {
     #[inline(always)]
     unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
-        [[l.splat(0.0); V]; M]
+        zeros(l)
     }
 
     #[inline(always)]
@@ -32,7 +31,7 @@ impl Border for Scores {
             for v in 0..V {
                 let at = (row + m) * KV_BLOCK + column + v * LANES;
                 // SAFETY: the scores of the chunk have KV_BLOCK columns, and panels divide it.
-                unsafe { l.store(self.scores.add(at), l.mul(tile[m][v], l.splat(self.scale))) };
+                unsafe { l.store(self.scores.add(at), tile[m][v]) };
             }
         }
     }
@@ -53,7 +52,7 @@ impl Border for Contexts {
         row: usize,
         column: usize,
     ) -> [[L::F; V]; M] {
-        let mut tile = [[l.splat(0.0); V]; M];
+        let mut tile = zeros(l);
         for m in 0..M {
             for v in 0..V {
                 let at = (row + m) * self.stride + column + v * LANES;

@@ -18,7 +18,7 @@ pub(super) struct Layout {
     key_panel: usize,
     value_panels: usize,
     context_stride: usize,
-    /// Rows of maxima, totals and contexts, padded.
+    /// Rows of maxima, totals and contexts, padded by a vector.
     rows: usize,
 }
 
@@ -29,7 +29,7 @@ impl Layout {
             key_panel: head_dim / 2 * PANEL,
             value_panels: head_dim.div_ceil(PANEL),
             context_stride: head_dim.next_multiple_of(PANEL),
-            rows: rows.next_multiple_of(LINE),
+            rows: (rows + LANES).next_multiple_of(LINE),
         }
     }
 }
@@ -43,6 +43,8 @@ pub(super) struct Scratch {
     scores: *mut f32,
     probabilities: *mut bf16,
     rescale: *mut f32,
+    offsets: *mut f32,
+    partial: *mut f32,
     maximum: *mut f32,
     total: *mut f32,
     contexts: *mut f32,
@@ -52,17 +54,20 @@ impl Scratch {
     /// This thread's memory, laid out anew.
     pub(super) fn take(layout: Layout) -> Scratch {
         let values = layout.value_panels * (KV_BLOCK / 2 * PANEL);
-        let [keys, values, spare, scores, probabilities, rescale, maximum, total, contexts] = scratch::take([
-            KV_BLOCK / PANEL * layout.key_panel,
-            values,
-            values,
-            CHUNK * KV_BLOCK,
-            CHUNK * KV_BLOCK / 2,
-            CHUNK.next_multiple_of(LANES),
-            layout.rows,
-            layout.rows,
-            layout.rows * layout.context_stride,
-        ]);
+        let [keys, values, spare, scores, probabilities, rescale, offsets, partial, maximum, total, contexts] =
+            scratch::take([
+                KV_BLOCK / PANEL * layout.key_panel,
+                values,
+                values,
+                CHUNK * KV_BLOCK,
+                CHUNK * KV_BLOCK / 2,
+                CHUNK.next_multiple_of(LANES),
+                CHUNK.next_multiple_of(LANES),
+                LANES * LANES,
+                layout.rows,
+                layout.rows,
+                layout.rows * layout.context_stride,
+            ]);
         Scratch {
             layout,
             keys,
@@ -71,6 +76,8 @@ impl Scratch {
             scores: scores.cast(),
             probabilities: probabilities.cast(),
             rescale: rescale.cast(),
+            offsets: offsets.cast(),
+            partial: partial.cast(),
             maximum: maximum.cast(),
             total: total.cast(),
             contexts: contexts.cast(),
@@ -125,6 +132,18 @@ impl Scratch {
     #[inline(always)]
     pub(super) fn rescale(&self) -> *mut f32 {
         self.rescale
+    }
+
+    /// What is added to a chunk's scaled scores: minus the running maxima, scaled.
+    #[inline(always)]
+    pub(super) fn offsets(&self) -> *mut f32 {
+        self.offsets
+    }
+
+    /// Maxima or sums of up to LANES rows, lane by lane: [LANES, LANES].
+    #[inline(always)]
+    pub(super) fn partial(&self) -> *mut f32 {
+        self.partial
     }
 
     /// Running maxima of the rows.

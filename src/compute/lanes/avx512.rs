@@ -53,6 +53,29 @@ fn fold(v: __m512, _: Avx512, f: impl Fn(__m128, __m128) -> __m128) -> f32 {
     })
 }
 
+/// Lane i: [`fold`] of row i, in the same order. A macro: a closure that is not inlined lacks the instruction set.
+macro_rules! fold_each {
+    ($rows:expr, $f:ident) => {{
+        let rows: *const f32 = $rows;
+        // Of rows e, 4 + e, 8 + e and 12 + e each has a 128-bit lane of four[e].
+        let mut four = [_mm512_setzero_pd(); 4];
+        let mut e = 0;
+        while e < 4 {
+            let (r0, r1) = (_mm512_loadu_ps(rows.add(16 * e)), _mm512_loadu_ps(rows.add(16 * (4 + e))));
+            let (r2, r3) = (_mm512_loadu_ps(rows.add(16 * (8 + e))), _mm512_loadu_ps(rows.add(16 * (12 + e))));
+            let a = $f(_mm512_shuffle_f32x4::<0x44>(r0, r1), _mm512_shuffle_f32x4::<0xee>(r0, r1));
+            let b = $f(_mm512_shuffle_f32x4::<0x44>(r2, r3), _mm512_shuffle_f32x4::<0xee>(r2, r3));
+            let quarters = $f(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            four[e] = _mm512_castps_pd(quarters);
+            e += 1;
+        }
+        let [w0, w1, w2, w3] = four;
+        let a = $f(_mm512_castpd_ps(_mm512_unpacklo_pd(w0, w1)), _mm512_castpd_ps(_mm512_unpackhi_pd(w0, w1)));
+        let b = $f(_mm512_castpd_ps(_mm512_unpacklo_pd(w2, w3)), _mm512_castpd_ps(_mm512_unpackhi_pd(w2, w3)));
+        $f(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b))
+    }};
+}
+
 #[inline(always)]
 fn first(n: usize) -> __mmask16 {
     if n >= 16 { 0xffff } else { (1 << n) - 1 }
@@ -270,6 +293,18 @@ macro_rules! shared {
         #[inline(always)]
         fn sum(self, v: __m512) -> f32 {
             fold(v, Avx512(()), |a, b| op!(_mm_add_ps(a, b)))
+        }
+
+        #[inline(always)]
+        unsafe fn sum_of_each(self, rows: *const f32) -> __m512 {
+            // SAFETY: the caller's, and `self` proves the instructions.
+            unsafe { fold_each!(rows, _mm512_add_ps) }
+        }
+
+        #[inline(always)]
+        unsafe fn largest_of_each(self, rows: *const f32) -> __m512 {
+            // SAFETY: the caller's, and `self` proves the instructions.
+            unsafe { fold_each!(rows, _mm512_max_ps) }
         }
 
         #[inline(always)]

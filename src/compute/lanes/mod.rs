@@ -116,6 +116,36 @@ pub(super) trait Lanes: Copy + Send + Sync {
     /// `p` is valid for writes of sixteen u32.
     unsafe fn store_pairs(self, p: *mut u32, even: Self::F, odd: Self::F);
 
+    /// Lane i: [`Lanes::sum`] of the sixteen f32 from `rows + 16 * i` on.
+    ///
+    /// # Safety
+    /// `rows` is valid for reads of sixteen times sixteen f32.
+    #[inline(always)]
+    unsafe fn sum_of_each(self, rows: *const f32) -> Self::F {
+        let mut sums = [0.0; LANES];
+        for i in 0..LANES {
+            // SAFETY: the caller's.
+            sums[i] = self.sum(unsafe { self.load(rows.add(i * LANES)) });
+        }
+        // SAFETY: sixteen f32.
+        unsafe { self.load(sums.as_ptr()) }
+    }
+
+    /// Lane i: [`Lanes::largest`] of the sixteen f32 from `rows + 16 * i` on.
+    ///
+    /// # Safety
+    /// As [`Lanes::sum_of_each`].
+    #[inline(always)]
+    unsafe fn largest_of_each(self, rows: *const f32) -> Self::F {
+        let mut tops = [0.0; LANES];
+        for i in 0..LANES {
+            // SAFETY: the caller's.
+            tops[i] = self.largest(unsafe { self.load(rows.add(i * LANES)) });
+        }
+        // SAFETY: sixteen f32.
+        unsafe { self.load(tops.as_ptr()) }
+    }
+
     /// Lanes from `n` on replaced by `fill`.
     fn keep_first(self, v: Self::F, n: usize, fill: f32) -> Self::F;
 

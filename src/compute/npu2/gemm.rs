@@ -16,7 +16,7 @@ use crate::compute::{
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
     scratch,
-    tile::{Border, Rows, multiply_panel},
+    tile::{Border, Rows, multiply_panel, zeros},
     view::Src,
 };
 
@@ -137,7 +137,7 @@ impl Border for Narrow {
         row: usize,
         column: usize,
     ) -> [[L::F; V]; M] {
-        let mut tile = [[l.splat(0.0); V]; M];
+        let mut tile = zeros(l);
         if !self.fresh {
             for m in 0..M {
                 for v in 0..V {

@@ -4,7 +4,7 @@
 use super::block::KV_BLOCK;
 use crate::compute::{
     lanes::{LANES, Lanes},
-    tile::Border,
+    tile::{Border, zeros},
 };
 
 /// Starts at zero or, for a further piece of the head, from the scores so far; stores bf16 scores as f32.
@@ -21,7 +21,7 @@ impl Border for Scores {
         row: usize,
         column: usize,
     ) -> [[L::F; V]; M] {
-        let mut tile = [[l.splat(0.0); V]; M];
+        let mut tile = zeros(l);
         if !self.fresh {
             for m in 0..M {
                 for v in 0..V {
@@ -67,7 +67,7 @@ impl Border for Contexts {
         row: usize,
         column: usize,
     ) -> [[L::F; V]; M] {
-        let mut tile = [[l.splat(0.0); V]; M];
+        let mut tile = zeros(l);
         for m in 0..M {
             for v in 0..V {
                 let at = (row + m) * self.stride + column + v * LANES;
