@@ -131,10 +131,9 @@ impl Swapper {
                 self.replace(cx, &name, out, right, swap)?;
             }
             HostOp::Embed { out } => {
-                let hidden = self.config.hidden_size;
-                let table = self.weights.bf16("model.embed_tokens.weight")?.into_owned();
                 let ids = self.ids.get(cx.position..cx.position + cx.valid_rows).unwrap_or_default();
-                let right = ids.iter().flat_map(|&id| table[id as usize * hidden..][..hidden].to_vec()).collect();
+                let ids: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
+                let right = self.weights.bf16_rows("model.embed_tokens.weight", self.config.hidden_size, &ids)?;
                 self.replace(cx, &name, out, right, swap)?;
             }
             HostOp::AddBias { .. } | HostOp::AddRotatedBias { .. } => {}

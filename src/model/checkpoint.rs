@@ -33,13 +33,65 @@ pub trait Weights: Send + Sync {
     /// Errors: [`Error::Tensor`] where there is none.
     fn bf16(&self, name: &str) -> Result<Cow<'_, [bf16]>>;
 
+    /// Rows of a matrix as [`Weights::bf16`] gives them.
+    ///
+    /// Shapes: of `[N, cols]`, result `[rows.len(), cols]`.
+    /// Errors: as `bf16`; [`Error::Tensor`] for a row that is not there.
+    fn bf16_rows(&self, name: &str, cols: usize, rows: &[usize]) -> Result<Vec<bf16>> {
+        let matrix = self.bf16(name)?;
+        let mut out = Vec::with_capacity(rows.len() * cols);
+        for &row in rows {
+            let row = matrix.get(row * cols..(row + 1) * cols).ok_or_else(|| Error::Tensor {
+                path: "weights".into(),
+                tensor: name.into(),
+                found: format!("{} elements", matrix.len()),
+                expected: format!("a row {row} of {cols}"),
+            })?;
+            out.extend_from_slice(row);
+        }
+        Ok(out)
+    }
+
     /// Says that a tensor has been taken over and that its memory may go; it can still be read.
     fn release(&self, _name: &str) {}
+}
+
+/// Appends the elements of `bytes`, the first of which is the tensor's element `first`, in bf16.
+fn narrow(path: &Path, tensor: &str, dtype: Dtype, bytes: &[u8], first: usize, out: &mut Vec<bf16>) -> Result<()> {
+    let wrong = |found: String, expected: &str| Error::Tensor {
+        path: path.into(),
+        tensor: tensor.into(),
+        found,
+        expected: expected.into(),
+    };
+    let mut each = |values: &mut dyn Iterator<Item = f32>| {
+        for (i, x) in values.enumerate() {
+            let y = bf16::from_f32(x);
+            if x.is_finite() && !y.is_finite() {
+                return Err(wrong(format!("{x} at element {}", first + i), "a value within bf16's range"));
+            }
+            out.push(y);
+        }
+        Ok(())
+    };
+    match dtype {
+        Dtype::BF16 => {
+            out.extend(crate::tensor::bf16_from_le_bytes(bytes));
+            Ok(())
+        }
+        Dtype::F16 => each(&mut bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
+        Dtype::F32 => each(&mut bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
+        other => Err(wrong(format!("{other:?}"), "BF16, F16 or F32")),
+    }
 }
 
 impl Weights for Checkpoint {
     fn bf16(&self, name: &str) -> Result<Cow<'_, [bf16]>> {
         Checkpoint::bf16(self, name)
+    }
+
+    fn bf16_rows(&self, name: &str, cols: usize, rows: &[usize]) -> Result<Vec<bf16>> {
+        Checkpoint::bf16_rows(self, name, cols, rows)
     }
 
     fn release(&self, name: &str) {
@@ -149,32 +201,40 @@ impl Checkpoint {
     pub fn bf16(&self, name: &str) -> Result<Cow<'_, [bf16]>> {
         let bytes = self.bytes(name)?;
         let (file, tensor, stored) = self.need(name)?;
-        let wrong = |found: String, expected: &str| Error::Tensor {
-            path: file.path().into(),
-            tensor: stored.clone(),
-            found,
-            expected: expected.into(),
-        };
-        let narrow = |values: &mut dyn Iterator<Item = f32>| {
-            let mut out = Vec::with_capacity(tensor.elements());
-            for (i, x) in values.enumerate() {
-                let y = bf16::from_f32(x);
-                if x.is_finite() && !y.is_finite() {
-                    return Err(wrong(format!("{x} at element {i}"), "a value within bf16's range"));
-                }
-                out.push(y);
-            }
-            Ok(Cow::Owned(out))
-        };
-        match tensor.dtype {
-            Dtype::BF16 => match bytemuck::try_cast_slice(bytes) {
-                Ok(aligned) if cfg!(target_endian = "little") => Ok(Cow::Borrowed(aligned)),
-                _ => Ok(Cow::Owned(crate::tensor::bf16_from_le_bytes(bytes))),
-            },
-            Dtype::F16 => narrow(&mut bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
-            Dtype::F32 => narrow(&mut bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))),
-            other => Err(wrong(format!("{other:?}"), "BF16, F16 or F32")),
+        if tensor.dtype == Dtype::BF16
+            && cfg!(target_endian = "little")
+            && let Ok(aligned) = bytemuck::try_cast_slice(bytes)
+        {
+            return Ok(Cow::Borrowed(aligned));
         }
+        let mut out = Vec::with_capacity(tensor.elements());
+        narrow(file.path(), &stored, tensor.dtype, bytes, 0, &mut out)?;
+        Ok(Cow::Owned(out))
+    }
+
+    /// Rows of a matrix as [`Checkpoint::bf16`] gives them, read from the file and not through the map: around a row the system
+    /// maps up to megabytes of the file, and rows enough would bring all of it.
+    ///
+    /// Shapes: of `[N, cols]`, result `[rows.len(), cols]`.
+    /// Errors: as `bf16`, [`Error::Io`], and [`Error::Tensor`] for a row that is not there.
+    pub fn bf16_rows(&self, name: &str, cols: usize, rows: &[usize]) -> Result<Vec<bf16>> {
+        let (file, tensor, stored) = self.need(name)?;
+        let width = cols * (tensor.bytes() / tensor.elements().max(1));
+        let mut bytes = vec![0; width];
+        let mut out = Vec::with_capacity(rows.len() * cols);
+        for &row in rows {
+            if (row + 1) * width > tensor.bytes() {
+                return Err(Error::Tensor {
+                    path: file.path().into(),
+                    tensor: stored,
+                    found: format!("{:?}", tensor.shape),
+                    expected: format!("a row {row} of {cols}"),
+                });
+            }
+            file.read(&stored, row * width, &mut bytes)?;
+            narrow(file.path(), &stored, tensor.dtype, &bytes, row * cols, &mut out)?;
+        }
+        Ok(out)
     }
 
     /// NaN and infinite elements of a tensor, in bf16.

@@ -42,6 +42,7 @@ impl StoredTensor {
 #[derive(Debug)]
 pub struct SafetensorsFile {
     path: PathBuf,
+    file: File,
     map: Mmap,
     tensors: BTreeMap<String, StoredTensor>,
     metadata: BTreeMap<String, String>,
@@ -62,7 +63,7 @@ impl SafetensorsFile {
         // never in place, and every reader of large checkpoints makes the same assumption.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io(path))?;
         let (tensors, metadata) = parse(path, &map)?;
-        Ok(SafetensorsFile { path: path.into(), map, tensors, metadata })
+        Ok(SafetensorsFile { path: path.into(), file, map, tensors, metadata })
     }
 
     pub fn path(&self) -> &Path {
@@ -91,6 +92,28 @@ impl SafetensorsFile {
 const MAPPED_AROUND: usize = 2 << 20;
 
 impl SafetensorsFile {
+    /// Reads a tensor's bytes from `offset` on without touching the map.
+    ///
+    /// Errors: [`Error::Io`]; [`Error::Malformed`] for bytes that the tensor does not have.
+    pub fn read(&self, name: &str, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let within = self.tensors.get(name).filter(|t| offset + bytes.len() <= t.bytes());
+        let Some(tensor) = within else {
+            let end = offset + bytes.len();
+            return Err(Error::malformed(&self.path, format!("tensor {name}: no bytes {offset}..{end}")));
+        };
+        let start = tensor.range.0 + offset;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::FileExt;
+            self.file.read_exact_at(bytes, start as u64).map_err(Error::io(&self.path))
+        }
+        #[cfg(not(unix))]
+        {
+            bytes.copy_from_slice(&self.map[start..start + bytes.len()]);
+            Ok(())
+        }
+    }
+
     /// Gives a tensor's pages back to the system: they no longer count as this process's memory, and whoever reads the
     /// tensor next gets them anew from the file or the system's cache of it.
     pub fn release(&self, name: &str) {

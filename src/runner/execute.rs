@@ -13,8 +13,6 @@ use crate::model::{ModelConfig, RopeTable, Weights};
 use crate::plan::{BufferId, HostOp, Op, Source};
 use crate::tensor;
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
-
 /// One run's place in the sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Span<'a> {
@@ -125,14 +123,9 @@ impl Run<'_> {
             }
             HostOp::Embed { out } => {
                 let rows = self.compiled.plan.buffer(out).spec.rows;
-                let table = self.weights.bf16(EMBEDDING)?;
-                let mut x = Vec::with_capacity(rows * hidden);
-                for row in 0..rows {
-                    let id = self.span.ids.get(row).copied().unwrap_or(self.pad_id) as usize;
-                    x.extend_from_slice(&table[id * hidden..(id + 1) * hidden]);
-                }
-                // Around each row the system maps up to megabytes of the file: rows enough would bring all of it.
-                self.weights.release(EMBEDDING);
+                let id = |row: usize| self.span.ids.get(row).copied().unwrap_or(self.pad_id) as usize;
+                let ids: Vec<usize> = (0..rows).map(id).collect();
+                let x = self.weights.bf16_rows("model.embed_tokens.weight", hidden, &ids)?;
                 self.write(out, 0, &x)
             }
             HostOp::RopeRow { q_lut, k_lut } => {

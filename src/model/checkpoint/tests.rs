@@ -424,6 +424,36 @@ fn released_pages_go_and_come_back_with_the_same_bytes() {
     Weights::release(&checkpoint, "nothing of this name");
 }
 
+/// Whatever they are stored as, and without mapping anything.
+#[rstest]
+fn rows_are_those_of_the_whole_matrix(#[values(Dtype::BF16, Dtype::F16, Dtype::F32)] dtype: Dtype) {
+    const NAME: &str = "model.embed_tokens.weight";
+    let tensors: Tensors = [(NAME.to_owned(), made(dtype, &[300, 77], 3))].into();
+    let dir = single(&tensors);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let whole = checkpoint.bf16(NAME).unwrap().into_owned();
+    Weights::release(&checkpoint, NAME);
+    let wanted = [299, 0, 7, 7];
+    let rows = Weights::bf16_rows(&checkpoint, NAME, 77, &wanted).unwrap();
+    #[cfg(target_os = "linux")]
+    assert!(resident_kib(&dir.path().join("model.safetensors")) <= 8);
+    let expected: Vec<_> = wanted.iter().flat_map(|row| whole[row * 77..(row + 1) * 77].to_vec()).collect();
+    let bits = |x: &[half::bf16]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&rows), bits(&expected));
+    struct Held(Vec<half::bf16>);
+    impl Weights for Held {
+        fn bf16(&self, _: &str) -> crate::error::Result<std::borrow::Cow<'_, [half::bf16]>> {
+            Ok((&self.0).into())
+        }
+    }
+    let held = Held(whole);
+    assert_eq!(bits(&held.bf16_rows(NAME, 77, &wanted).unwrap()), bits(&expected));
+    for weights in [&checkpoint as &dyn Weights, &held] {
+        let error = weights.bf16_rows(NAME, 77, &[0, 300]).unwrap_err().to_string();
+        assert!(error.contains("expected a row 300 of 77"), "{error}");
+    }
+}
+
 /// A read maps pages around it, those of a neighbour that was given back among them.
 #[cfg(target_os = "linux")]
 #[test]
