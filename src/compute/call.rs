@@ -5,7 +5,7 @@
 use half::bf16;
 
 use super::{
-    Add, Attention, BiasAdd, DecodeAttention, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Isa, Kernel, LayerNorm, Out,
+    Add, Attention, BiasAdd, DecodeAttention, Fetch, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Isa, Kernel, LayerNorm, Out,
     PackedWeight, Pool, RmsNorm, Rope, SiluMul, Swiglu,
     view::{Dst, Src},
 };
@@ -110,7 +110,7 @@ impl Call<'_> {
         self.run(Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, isa: self.isa });
     }
 
-    /// [`DecodeAttention`] over all rows of the caches. Shapes: `q`, `out` [heads * head_dim], `k`, `v`
+    /// [`DecodeAttention`] over all rows of the caches, which [`Fetch`] reads before where that pays. Shapes: `q`, `out` [heads * head_dim], `k`, `v`
     /// [len, kv_heads * head_dim]; `dims` is (heads, kv_heads, head_dim).
     pub fn decode_attention(
         &self,
@@ -125,7 +125,9 @@ impl Call<'_> {
         let stride = kv_heads * head_dim;
         let len = k.len() / stride.max(1);
         let (q, k, v, out) = (src(q), src(k), src(v), dst(out));
-        self.run(DecodeAttention { q, k, v, out, len, stride, heads, kv_heads, head_dim, scale, isa: self.isa });
+        let fetch = Fetch { k, v };
+        let attention = DecodeAttention { q, k, v, out, len, stride, heads, kv_heads, head_dim, scale, isa: self.isa };
+        if fetch.pays() { self.pool.run(&[&fetch, &attention]) } else { self.run(attention) }
     }
 
     /// [`SiluMul`]. Shapes: all alike.

@@ -35,7 +35,7 @@ mod testing;
 mod tile;
 mod view;
 
-pub use attention::{Attention, DecodeAttention};
+pub use attention::{Attention, DecodeAttention, Fetch};
 pub use call::Call;
 pub use ceiling::Ceiling;
 pub use elementwise::{Add, BiasAdd, GeluTanh, SiluMul};
