@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::phase::phase3::{self, PromptFinding};
 use crate::phase::{Bench, Finding, Run, Subject, external, progress};
 use crate::report::{Cell, Plot, Report, Table, provenance};
+use crate::runner::StepTiming;
 use crate::settings;
 
 #[derive(Args)]
@@ -113,10 +114,12 @@ fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
     let mut seen = Seen { findings: vec![], kl: None, agreement: None, broken: None };
     'groups: for group in prompts.chunks(bench.at_once()) {
         bar.set_message(group.join(" "));
-        let prepared = bench.prepare(group);
-        let mut failed = prepared.err();
+        if let Err(error) = bench.prepare(group) {
+            // One after the other, the prompt shows whose error it is.
+            eprintln!("warning: not side by side: {error}");
+        }
         for id in group {
-            let found = failed.take().map_or_else(|| phase3::prompt(bench, id), Err);
+            let found = phase3::prompt(bench, id);
             // Logits of all prompts at once would be the largest thing in memory beside the weights.
             bench.release(id);
             match found {
@@ -218,7 +221,10 @@ fn report(command: &str, bench: &Bench, seen: &Seen, started: Instant) -> Result
     let (verdict, explained) = crate::phase::explain::after(bench, &prompts, verdict);
     let timings = || findings.iter().map(|(_, found)| &found.timing);
     let prefill: Vec<f64> = timings().map(|t| t.prefill_us as f64 / 1e3).collect();
-    let decode: Vec<f64> = timings().flat_map(|t| t.decode_us.iter().map(|&us| us as f64 / 1e3)).collect();
+    let at_once = timings().map(|t| t.at_once).max().unwrap_or(1);
+    let per_token =
+        |t: &StepTiming| t.decode_us.iter().map(|&us| us as f64 / 1e3 / t.at_once as f64).collect::<Vec<_>>();
+    let decode: Vec<f64> = timings().flat_map(per_token).collect();
     let mut report = Report::new(command, &bench.subject().name, bench.describe()?, verdict);
     report.tables.push(table);
     report.tables.extend(divergences(bench.subject(), findings)?);
@@ -233,8 +239,9 @@ fn report(command: &str, bench: &Bench, seen: &Seen, started: Instant) -> Result
         report.fact("kl_times_floor", figure("kl_median") / figure("kl_floor_median"));
     }
     report.fact("prefill_ms_median", Summary::of(&prefill).median);
-    report.fact("decode_ms_median", Summary::of(&decode).median);
-    report.fact("prompts_decoded_at_once", timings().map(|t| t.at_once).max().unwrap_or(1));
+    // Side by side a token's share of a step is another figure than a step of its own.
+    let name = if at_once == 1 { "decode_ms_median" } else { "decode_ms_per_token_side_by_side" };
+    report.fact(name, Summary::of(&decode).median);
     let mut counters = Counters::default();
     let mut decode_steps = 0;
     for (_, found) in findings {

@@ -45,6 +45,7 @@ pub use isa::{Isa, ParseIsaError};
 pub use layer_norm::LayerNorm;
 pub use norm::RmsNorm;
 pub use pack::PackedWeight;
-pub use pool::{Kernel, Pool, Together, Worker};
+pub(crate) use pool::Together;
+pub use pool::{Kernel, Pool, Worker};
 pub use rope::Rope;
 pub use view::{Dst, Src};

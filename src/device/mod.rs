@@ -8,7 +8,7 @@ pub mod lock;
 #[cfg(feature = "xrt")]
 pub mod npu;
 
-use std::ops::{AddAssign, Div};
+use std::ops::AddAssign;
 
 use crate::error::Result;
 use crate::kernel::{Dtype, Kernel};
@@ -152,21 +152,20 @@ impl Counters {
             static_uploads: self.static_uploads - before.static_uploads,
         }
     }
-}
 
-impl Div<u64> for Counters {
-    type Output = Counters;
-
-    /// The part of one of `n` that all did the same.
-    fn div(self, n: u64) -> Counters {
-        Counters {
+    /// The part of one of `n` that all did the same; none where that cannot be.
+    pub fn share_of(self, n: u64) -> Option<Counters> {
+        let share = Counters {
             dispatches: self.dispatches / n,
             launches: self.launches / n,
             bytes_written: self.bytes_written / n,
             bytes_read: self.bytes_read / n,
             buffers_created: self.buffers_created / n,
             static_uploads: self.static_uploads / n,
-        }
+        };
+        let mut all = Counters::default();
+        (0..n).for_each(|_| all += share);
+        (all == self).then_some(share)
     }
 }
 

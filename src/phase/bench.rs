@@ -128,6 +128,9 @@ mod xrt {
 /// Prompts that decode side by side.
 const AT_ONCE: usize = 4;
 
+/// Positions of the longest of them: each has a KV cache of its own.
+const BESIDE: usize = 256;
+
 /// A subject set up on one device for some of its prompts. The weights are uploaded when the first record needs it.
 pub struct Bench {
     subject: Arc<Subject>,
@@ -395,6 +398,9 @@ impl Bench {
     ///
     /// Errors: as [`Bench::record`].
     pub fn prepare(&self, prompts: &[String]) -> Result<()> {
+        if self.at_once() == 1 {
+            return Ok(());
+        }
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let mut missing = vec![];
         for id in prompts {
@@ -404,6 +410,7 @@ impl Bench {
             let (key, captured) = self.request(id)?;
             match self.cache.get(&key)? {
                 Some(record) => drop(records.insert(id.clone(), Arc::new(record))),
+                None if captured.ids.len() + STEPS > BESIDE => {}
                 None => missing.push((id, key, captured)),
             }
         }
@@ -540,6 +547,73 @@ mod tests {
             let same = (&made.logits, &made.taps, &made.fed, made.counters)
                 == (&own.logits, &own.taps, &own.fed, own.counters);
             assert!(same, "{id}");
+        }
+    }
+
+    /// A group of which some are on disk, some here, and one is too long to have company.
+    #[test]
+    fn what_is_prepared_is_kept_and_found() {
+        let root = tempfile::tempdir().unwrap();
+        let subject = Arc::new(Subject::open("tiny_llama", None).unwrap());
+        let all: Vec<String> = subject.capture().unwrap().prompts().iter().map(|p| p.id.clone()).collect();
+        let long = all.iter().find(|id| subject.capture().unwrap().prompt(id).unwrap().ids.len() > BESIDE).cloned();
+        let prompts: Vec<String> = all.into_iter().take(5).chain(long.clone()).collect();
+        let bench = || {
+            let bench = Bench::new(subject.clone(), "emu", &prompts, PlanOptions::default()).unwrap();
+            Bench { cache: RunCache::at(root.path().into(), "binary"), ..bench.for_records() }
+        };
+        let files = || std::fs::read_dir(root.path().join("binary")).map_or(0, |dir| dir.count());
+        bench().prepare(&prompts[..2]).unwrap();
+        assert_eq!(files(), 2);
+        let second = bench();
+        second.prepare(&prompts).unwrap();
+        let made = second.records.lock().unwrap().clone();
+        assert_eq!((made.len(), files()), (5, 5), "{:?}", made.keys());
+        assert!(long.as_ref().is_none_or(|long| !made.contains_key(long)));
+        assert_eq!(prompts[..5].iter().map(|id| made[id].timing.at_once).collect::<Vec<_>>(), [2, 2, 3, 3, 3]);
+        let alone = bench().altered(Arc::new(Sound));
+        for id in &prompts {
+            let (made, own) = (second.record(id).unwrap(), alone.record(id).unwrap());
+            assert!((&made.logits, &made.taps, made.counters) == (&own.logits, &own.taps, own.counters), "{id}");
+        }
+    }
+
+    /// A sequence that is not finite does not reach those beside it.
+    #[test]
+    fn a_record_of_nan_leaves_those_beside_it_alone() {
+        let subject = Subject::open("tiny_llama", None).unwrap();
+        let prompts = subject.capture().unwrap().prompts();
+        let ids: Vec<Vec<u32>> =
+            prompts.iter().take(3).map(|p| subject.capture().unwrap().prompt(&p.id).unwrap().ids).collect();
+        // A token that only the second prompt has.
+        let others = [&ids[0], &ids[2]];
+        let token = ids[1].iter().copied().find(|id| others.iter().all(|other| !other.contains(id))).unwrap();
+        struct Broken(Arc<dyn crate::model::Weights>, usize);
+        impl crate::model::Weights for Broken {
+            fn bf16(&self, name: &str) -> Result<std::borrow::Cow<'_, [half::bf16]>> {
+                let mut content = self.0.bf16(name)?;
+                if name == "model.embed_tokens.weight" {
+                    content.to_mut()[self.1] = half::bf16::NAN;
+                }
+                Ok(content)
+            }
+        }
+        let config = subject.config.clone();
+        let broken = Arc::new(Broken(subject.checkpoint.clone(), token as usize * config.hidden_size));
+        let options = RunnerOptions::for_prompts(ids.iter().map(Vec::len), 4, config.max_position_embeddings);
+        let device = open_device("emu").unwrap();
+        let mut runner = NpuRunner::new(config, broken, device, (pool().unwrap(), isa().unwrap()), &options).unwrap();
+        // No teacher names the token, and the head is no copy of the table.
+        assert!(!subject.config.tie_word_embeddings);
+        let (teacher, taps) = ([1, 2, 3], TapRequest::default());
+        let wanted: Vec<Forced<'_>> = ids.iter().map(|ids| Forced { ids, teacher: &teacher, taps: &taps }).collect();
+        assert!(!teacher.contains(&token));
+        let together = runner.record_together(&wanted, 4).unwrap();
+        let nan = |record: &Record| record.logits.iter().any(|x| x.is_nan());
+        assert_eq!(together.iter().map(nan).collect::<Vec<_>>(), [false, true, false]);
+        for at in [0, 2] {
+            let alone = runner.record(&ids[at], &teacher, 4, &taps).unwrap();
+            assert!(alone.logits == together[at].logits, "{at}");
         }
     }
 

@@ -6,6 +6,7 @@ use super::compiled::{Compiled, Handover, content, rope_rows};
 use super::hook::StepContext;
 use super::host::HostKernels;
 use super::kv::KvCache;
+use super::npu::EMBEDDING;
 use crate::device::{Device, Role};
 use crate::error::Result;
 use crate::kernel::Kernel;
@@ -123,9 +124,10 @@ impl Run<'_> {
             }
             HostOp::Embed { out } => {
                 let rows = self.compiled.plan.buffer(out).spec.rows;
-                let id = |row: usize| self.span.ids.get(row).copied().unwrap_or(self.pad_id) as usize;
-                let ids: Vec<usize> = (0..rows).map(id).collect();
-                let x = self.weights.bf16_rows("model.embed_tokens.weight", hidden, &ids)?;
+                let ids = self.span.ids.iter().chain((valid < rows).then_some(&self.pad_id));
+                let ids: Vec<usize> = ids.map(|&id| id as usize).collect();
+                let mut x = self.weights.bf16_rows(EMBEDDING, hidden, &ids)?;
+                (valid + 1..rows).for_each(|_| x.extend_from_within(valid * hidden..(valid + 1) * hidden));
                 self.write(out, 0, &x)
             }
             HostOp::RopeRow { q_lut, k_lut } => {

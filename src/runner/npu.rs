@@ -24,6 +24,9 @@ mod together;
 
 pub use together::Forced;
 
+/// The table that rows are looked up in.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+
 /// What a runner is set up for.
 #[derive(Debug, Clone)]
 pub struct RunnerOptions {
@@ -125,6 +128,8 @@ impl NpuRunner {
         alteration.config(&mut config);
         let weights = alteration.weights(weights)?;
         let mut device = alteration.device(device);
+        // Only rows of it are read later: what is wrong with any other is said now, as of every other tensor.
+        drop(weights.bf16(EMBEDDING)?);
         let rope = RopeTable::new(&config);
         let host = HostKernels::new(&config, &*weights, pool, isa)?;
         let mut statics = HashMap::new();

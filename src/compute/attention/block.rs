@@ -254,19 +254,18 @@ unsafe fn softmax<L: Lanes>(
             l.store(scratch.maximum().add(state), new);
             let shift = l.mul(l.sub(running, new), l.splat(factor));
             l.store(scratch.rescale().add(base), exp2_negative(l, shift));
-            l.store(scratch.offsets().add(base), l.mul(new, l.splat(-factor)));
         }
     }
     for base in (0..count).step_by(LANES) {
         let rows = LANES.min(count - base);
-        // SAFETY: as above; the rows have probabilities, too, and what is kept for each from above.
+        // SAFETY: as above; the rows have probabilities, too.
         unsafe {
             for i in 0..rows {
                 let seen = block.seen(task.sight.of(row + base + i));
                 let scores = scratch.scores().add((base + i) * KV_BLOCK);
                 let to = scratch.probabilities().add((base + i) * KV_BLOCK);
-                let offset = *scratch.offsets().add(base + i);
-                l.store(scratch.partial().add(i * LANES), exponentials(l, scores, to, seen, factor, offset));
+                let top = *scratch.maximum().add(band * task.rows + row + base + i);
+                l.store(scratch.partial().add(i * LANES), exponentials(l, scores, to, seen, factor, top));
             }
             let sums = l.keep_first(l.sum_of_each(scratch.partial()), rows, 0.0);
             let rescale = l.keep_first(l.load(scratch.rescale().add(base)), rows, 1.0);
@@ -303,24 +302,18 @@ unsafe fn top_of_row<L: Lanes>(l: L, scores: *const f32, seen: usize) -> L::F {
     }
 }
 
-/// Writes `2^(factor * score + offset)` of the first `seen` scores of a row, and zeros; gives their sum, lane by lane.
+/// Writes `2^(factor * (score - top))` of the first `seen` scores of a row, and zeros; gives their sum, lane by lane.
 ///
 /// # Safety
 /// `scores` is valid for reads of KV_BLOCK elements, `to` for writes of as many.
 #[inline(always)]
-unsafe fn exponentials<L: Lanes>(
-    l: L,
-    scores: *const f32,
-    to: *mut bf16,
-    seen: usize,
-    factor: f32,
-    offset: f32,
-) -> L::F {
+unsafe fn exponentials<L: Lanes>(l: L, scores: *const f32, to: *mut bf16, seen: usize, factor: f32, top: f32) -> L::F {
     // SAFETY: the caller's.
     unsafe {
         let mut s = [l.splat(0.0); VECS];
         for v in 0..VECS {
-            let x = l.mul_add(l.load(scores.add(v * LANES)), l.splat(factor), l.splat(offset));
+            // The difference first: of large numbers, `factor * score - factor * top` is far from 0 at the top itself.
+            let x = l.mul(l.sub(l.load(scores.add(v * LANES)), l.splat(top)), l.splat(factor));
             s[v] = exp2_negative(l, x);
         }
         if seen < KV_BLOCK {

@@ -43,7 +43,6 @@ pub(super) struct Scratch {
     scores: *mut f32,
     probabilities: *mut bf16,
     rescale: *mut f32,
-    offsets: *mut f32,
     partial: *mut f32,
     maximum: *mut f32,
     total: *mut f32,
@@ -54,20 +53,18 @@ impl Scratch {
     /// This thread's memory, laid out anew.
     pub(super) fn take(layout: Layout) -> Scratch {
         let values = layout.value_panels * (KV_BLOCK / 2 * PANEL);
-        let [keys, values, spare, scores, probabilities, rescale, offsets, partial, maximum, total, contexts] =
-            scratch::take([
-                KV_BLOCK / PANEL * layout.key_panel,
-                values,
-                values,
-                CHUNK * KV_BLOCK,
-                CHUNK * KV_BLOCK / 2,
-                CHUNK.next_multiple_of(LANES),
-                CHUNK.next_multiple_of(LANES),
-                LANES * LANES,
-                layout.rows,
-                layout.rows,
-                layout.rows * layout.context_stride,
-            ]);
+        let [keys, values, spare, scores, probabilities, rescale, partial, maximum, total, contexts] = scratch::take([
+            KV_BLOCK / PANEL * layout.key_panel,
+            values,
+            values,
+            CHUNK * KV_BLOCK,
+            CHUNK * KV_BLOCK / 2,
+            CHUNK.next_multiple_of(LANES),
+            LANES * LANES,
+            layout.rows,
+            layout.rows,
+            layout.rows * layout.context_stride,
+        ]);
         Scratch {
             layout,
             keys,
@@ -76,7 +73,6 @@ impl Scratch {
             scores: scores.cast(),
             probabilities: probabilities.cast(),
             rescale: rescale.cast(),
-            offsets: offsets.cast(),
             partial: partial.cast(),
             maximum: maximum.cast(),
             total: total.cast(),
@@ -87,7 +83,7 @@ impl Scratch {
     /// Empties the softmax state of the first `rows` rows.
     #[inline(always)]
     pub(super) fn reset(&self, rows: usize) {
-        assert!(rows <= self.layout.rows);
+        assert!(rows + LANES <= self.layout.rows, "state of {rows} rows, padded by a vector");
         // SAFETY: the parts hold `layout.rows` rows.
         unsafe {
             for row in 0..rows {
@@ -132,12 +128,6 @@ impl Scratch {
     #[inline(always)]
     pub(super) fn rescale(&self) -> *mut f32 {
         self.rescale
-    }
-
-    /// What is added to a chunk's scaled scores: minus the running maxima, scaled.
-    #[inline(always)]
-    pub(super) fn offsets(&self) -> *mut f32 {
-        self.offsets
     }
 
     /// Maxima or sums of up to LANES rows, lane by lane: [LANES, LANES].

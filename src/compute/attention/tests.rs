@@ -192,13 +192,42 @@ fn decode_reads_rows_only_and_nothing_behind_them() {
     }
 }
 
-#[test]
-fn large_scores_do_not_overflow() {
+/// Up to where a score is not finite any more: the top has probability 1, whatever rounding does to its neighbours.
+#[rstest]
+fn large_scores_do_not_overflow(#[values(0, 8, 14, 15, 16, 20, 30, 58)] power: i32) {
     let mut inputs = Inputs::new(80, (1, 1, 8), 6);
     inputs.scale = 500.0;
+    for x in inputs.q.iter_mut().chain(&mut inputs.k) {
+        *x *= bf16::from_f32(2f32.powi(power));
+    }
     for isa in isas() {
-        let out = inputs.attend(Call { pool: &Pool::new(1), isa }, true);
-        assert_context(&isa.to_string(), &out, &inputs.expected(true));
+        let call = Call { pool: &Pool::new(1), isa };
+        let out = inputs.attend(call, true);
+        assert_context(&format!("{isa}, 2^{power}"), &out, &inputs.expected(true));
+        for row in [0, 1, 63, 64, 79] {
+            assert_eq!(bits(&inputs.decode(call, row)), bits(&out[row * 8..][..8]), "{isa}, 2^{power}: row {row}");
+        }
+    }
+}
+
+/// What a row's state holds does not reach the rows beside it, which a vector's padding touches.
+#[rstest]
+fn a_row_that_is_not_finite_leaves_its_neighbours_alone(
+    #[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] value: f32,
+    #[values(0, 15, 16, 23, 24, 100, 129)] row: usize,
+) {
+    let dims = (4, 2, 32);
+    let wide = dims.0 * dims.2;
+    let sound = Inputs::new(130, dims, 9);
+    let mut inputs = Inputs::new(130, dims, 9);
+    inputs.q[row * wide..(row + 1) * wide].fill(bf16::from_f32(value));
+    for isa in isas() {
+        let call = Call { pool: &Pool::new(2), isa };
+        let (out, right) = (inputs.attend(call, true), sound.attend(call, true));
+        for (at, (x, right)) in out.chunks(wide).zip(right.chunks(wide)).enumerate() {
+            assert!(at == row || bits(x) == bits(right), "{isa}: row {at} beside {row} of {value}");
+        }
+        assert!(out[row * wide..(row + 1) * wide].iter().all(|x| x.is_nan()), "{isa}: row {row} of {value}");
     }
 }
 

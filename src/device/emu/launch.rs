@@ -113,12 +113,7 @@ impl EmuDevice {
                 _ => {
                     let before = together.len();
                     self.kernels(launch, &mut together);
-                    debug_assert_eq!(
-                        together.len(),
-                        before + 1,
-                        "{}: steps need scratch memory between them",
-                        launch.kernel
-                    );
+                    assert_eq!(together.len(), before + 1, "{}: steps need scratch memory between them", launch.kernel);
                 }
             }
         }

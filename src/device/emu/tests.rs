@@ -8,7 +8,7 @@ use rstest::rstest;
 use super::EmuDevice;
 use crate::compute::{Isa, Pool};
 use crate::device::{Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Device, DispatchHandle, Layout, Role};
-use crate::kernel::{Dtype, Epsilon, Kernel};
+use crate::kernel::{ArgRole, Dtype, Epsilon, Kernel};
 use crate::tensor;
 
 fn device() -> EmuDevice {
@@ -77,6 +77,65 @@ fn dispatches_at_once_leave_the_bits_and_counters_of_one_after_the_other(#[value
         (outputs.into_iter().map(|z| read(&mut d, z)).collect::<Vec<_>>(), d.counters())
     };
     assert_eq!(run(true), run(false));
+}
+
+/// Of every kind of launch: those that keep something in the device's scratch memory, too, and products by different weights.
+#[rstest]
+fn launches_of_every_kind_at_once_leave_the_bits_they_leave_alone(
+    #[values(Arithmetic::Ieee, Arithmetic::Npu2)] arithmetic: Arithmetic,
+) {
+    let eps = Epsilon::new(1e-5);
+    let kernels = [
+        Kernel::SwigluRms { m: 16, k: 32, eps },
+        Kernel::GemvAdd { m: 32, k: 64 },
+        Kernel::Gemm { m: 4, k: 32, n: 48, out: Dtype::Bf16 },
+        Kernel::GemmLow { m: 4, k: 64, n: 48 },
+        Kernel::Gemv { m: 32, k: 64 },
+        Kernel::RmsNorm { rows: 1, cols: 64, eps },
+        Kernel::Attention { seq: 16, heads: 2, kv_heads: 1, head_dim: 32, causal: true },
+    ];
+    let run = |at_once: bool| {
+        let mut d = EmuDevice::new(Isa::detect(), Arc::new(Pool::new(2)), arithmetic);
+        let (mut dispatches, mut outputs) = (vec![], vec![]);
+        let mut seed = 0u32;
+        for lane in 0..3 {
+            let mut launches = vec![];
+            // Each lane begins with another kind.
+            for kernel in kernels.iter().cycle().skip(lane).take(kernels.len()) {
+                let args: Vec<BufferHandle> = kernel
+                    .args()
+                    .iter()
+                    .map(|arg| {
+                        let layout =
+                            if arg.role == ArgRole::LinearWeight { Layout::LinearWeight } else { Layout::Rows };
+                        let handle = d.create(spec(arg.name, arg.rows, arg.cols, layout)).unwrap();
+                        let content: Vec<bf16> = (0..arg.rows * arg.cols)
+                            .map(|_| {
+                                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                                bf16::from_f32((seed >> 16) as f32 / 32768.0 - 1.0)
+                            })
+                            .collect();
+                        d.write(handle, 0, tensor::bytes_of(&content)).unwrap();
+                        handle
+                    })
+                    .collect();
+                outputs.push(*args.last().unwrap());
+                launches.push(BoundLaunch { site: "test".into(), kernel: kernel.clone(), args });
+            }
+            dispatches.push(d.prepare("all kinds", launches).unwrap());
+        }
+        if at_once {
+            d.run_all(&dispatches).unwrap();
+        } else {
+            for dispatch in dispatches {
+                d.run(dispatch).unwrap();
+            }
+        }
+        (outputs.into_iter().map(|out| read(&mut d, out)).collect::<Vec<_>>(), d.counters())
+    };
+    let (together, alone) = (run(true), run(false));
+    assert!(alone.0.iter().flatten().all(|x| x.is_finite()));
+    assert_eq!(together, alone);
 }
 
 #[test]

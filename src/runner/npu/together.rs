@@ -8,7 +8,7 @@ use std::time::Instant;
 use half::bf16;
 
 use super::{Lane, NpuRunner};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::runner::compiled::compile;
 use crate::runner::execute::Span;
 use crate::runner::external::protocol::Taps;
@@ -37,7 +37,8 @@ impl NpuRunner {
             check_teacher(run.teacher, steps)?;
             self.check_ids(&run.teacher[..steps - 1])?;
         }
-        self.make_lanes(wanted.len())?;
+        let positions = wanted.iter().skip(1).map(|run| run.ids.len() + steps - 1).max().unwrap_or(0);
+        self.make_lanes(wanted.len(), positions)?;
         let mut made: Vec<(Made, Taps)> = vec![];
         for (lane, run) in wanted.iter().enumerate() {
             let before = self.counters();
@@ -57,7 +58,10 @@ impl NpuRunner {
             let (before, started) = (self.counters(), Instant::now());
             let logits = self.decode_together(&spans)?;
             // One plan in every lane: each has done the same.
-            let counters = self.counters().since(before) / spans.len() as u64;
+            let counters = self.counters().since(before).share_of(spans.len() as u64).ok_or_else(|| Error::Device {
+                device: self.info().label.clone(),
+                why: "sequences side by side did not cost the same".into(),
+            })?;
             for (((made, _), logits), span) in made.iter_mut().zip(logits).zip(&spans) {
                 made.decoded(span.ids[0], &logits, started);
                 made.counters += counters;
@@ -78,15 +82,18 @@ impl NpuRunner {
         self.lanes.len()
     }
 
-    /// Lanes enough for `count` sequences.
-    fn make_lanes(&mut self, count: usize) -> Result<()> {
+    /// Lanes enough for `count` sequences, those after the first with room for `positions`.
+    fn make_lanes(&mut self, count: usize, positions: usize) -> Result<()> {
         while self.lanes.len() < count {
-            let Lane { decode, kv } = &self.lanes[0];
-            let kv = KvCache::new(kv.layers(), kv.kv_dim(), kv.capacity());
-            let plan = decode.plan.clone();
+            let plan = self.lanes[0].decode.plan.clone();
             let (device, weights) = (&mut *self.device, &*self.weights);
             let decode = compile(plan, &self.decode, device, weights, &self.rope, &mut self.statics)?;
-            self.lanes.push(Lane { decode, kv });
+            self.lanes.push(Lane { decode, kv: KvCache::new(self.config.num_hidden_layers, self.config.kv_dim(), 0) });
+        }
+        for lane in &mut self.lanes[1..count] {
+            if lane.kv.capacity() < positions {
+                lane.kv = KvCache::new(lane.kv.layers(), lane.kv.kv_dim(), positions);
+            }
         }
         Ok(())
     }
