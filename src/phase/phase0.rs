@@ -153,12 +153,8 @@ fn identity(subject: &Subject, _: &str) -> Result<Verdict> {
 /// stand in config.json as HF read it.
 fn config_key(subject: &Subject, key: &str) -> Result<Verdict> {
     let hf = subject.capture()?.resolved_config();
-    let differences = subject.config.resolved_differences(hf);
-    let mut found = differences.into_iter().find(|d| d.key == key || d.key.starts_with(&format!("{key}.")));
-    if found.is_none() {
-        let path = subject.located.checkpoint_dir.join(config::CONFIG_FILE);
-        found = subject.config.stated_difference(&config::read_json(&path)?, hf, key);
-    }
+    let differences = subject.config_differences(hf)?;
+    let found = differences.into_iter().find(|d| d.key == key || d.key.starts_with(&format!("{key}.")));
     let verdict = one("key", found.map(|d| format!("{}: ours {}, HF's {}", d.key, d.ours, d.hf)));
     if subject.config.accounts_for(key, &hf[key]) {
         return Ok(verdict);

@@ -110,7 +110,7 @@ fn identity(subject: &Subject) -> Result<Exhibit> {
         files_sha256: subject.checkpoint.side_file_hashes()?,
         prompts_sha256,
     };
-    let failures = match subject.capture()?.matches(&identity) {
+    let failures = match subject.refuse_others(subject.capture()?, &identity) {
         Ok(()) => vec![],
         Err(error) => vec![error.to_string()],
     };

@@ -4,17 +4,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use serde_json::Value;
+
 use super::bench;
 use crate::check::token_set::STEPS;
 use crate::error::{Error, Result};
 use crate::model::{
-    self, Checkpoint, Coverage, Located, Manifest, ModelConfig, PromptSet, Tokenizer,
+    self, Checkpoint, Coverage, Difference, Located, Manifest, ModelConfig, PromptSet, Tokenizer,
     chat_template::{ChatTemplate, Message},
+    config,
     hashes::sha256_file,
 };
 use crate::reference::{Capture, Identity, Lens};
 use crate::runner::{Alteration, NpuRunner, RunnerOptions, Sound};
 use crate::settings;
+
+/// Characters of a config value that a message shows.
+const LONGEST_VALUE: usize = 40;
 
 /// What is known of a fixture without opening its checkpoint: enough to name its cases.
 #[derive(Debug, Clone)]
@@ -203,8 +209,27 @@ impl Subject {
             why: "no reference.safetensors beside its manifest; make one with fixtures/hf/capture.py".into(),
         })?;
         let capture = Capture::open(path)?;
-        capture.matches(&self.identity()?)?;
+        self.refuse_others(&capture, &self.identity()?)?;
         Ok(self.capture.get_or_init(|| capture))
+    }
+
+    /// Refuses a capture that was made for others than these hashes; keys of config.json are named.
+    ///
+    /// Errors: as [`Capture::matches`]; those of reading config.json.
+    pub(super) fn refuse_others(&self, capture: &Capture, identity: &Identity) -> Result<()> {
+        let told = |d: Difference| format!("{} {} loaded, {} captured", d.key, short(&d.ours), short(&d.hf));
+        capture.matches(identity, |hf| Ok(self.config_differences(hf)?.into_iter().map(told).collect()))
+    }
+
+    /// Every key of config.json that HF's resolved config has otherwise: as we resolve it where we use it, as it is
+    /// stated where nobody does.
+    ///
+    /// Errors: those of reading config.json.
+    pub(super) fn config_differences(&self, hf: &Value) -> Result<Vec<Difference>> {
+        let stated = config::read_json(&self.located.checkpoint_dir.join(config::CONFIG_FILE))?;
+        let mut found = self.config.resolved_differences(hf);
+        found.extend(self.config.stated_differences(&stated, &self.coverage, hf));
+        Ok(found)
     }
 
     /// Hashes of what is loaded.
@@ -305,6 +330,16 @@ fn once(subjects: &Shared, name: &str, open: impl FnOnce() -> Result<Subject>) -
     let subject = Arc::new(open()?);
     subjects.insert(name.into(), subject.clone());
     Ok(subject)
+}
+
+/// A config value for a message.
+fn short(value: &Value) -> String {
+    let text = value.to_string();
+    match (value, text.char_indices().nth(LONGEST_VALUE)) {
+        (Value::Null, _) => "nothing".into(),
+        (_, Some((end, _))) => format!("{}...", &text[..end]),
+        (_, None) => text,
+    }
 }
 
 /// sha256 of every prompt file, under the capture's keys.

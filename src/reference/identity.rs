@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use super::capture::Capture;
 use crate::error::{Error, Result};
 
@@ -19,13 +21,22 @@ pub struct Identity {
 /// Names given in a message before "and n more".
 const NAMED: usize = 3;
 
+/// The side file of which a capture holds more than the hash: what HF made of it.
+const CONFIG: &str = "config.json";
+
 impl Capture {
     /// Refuses a capture that was made for other weights, files or prompts. Both sides must name the same things.
+    /// `config_differences` tells what the loaded config has otherwise than HF's resolved one; it is asked only where the
+    /// hashes of `config.json` differ.
     ///
-    /// Errors: [`Error::Capture`] naming what differs.
-    pub fn matches(&self, identity: &Identity) -> Result<()> {
+    /// Errors: [`Error::Capture`] naming what differs; those of `config_differences`.
+    pub fn matches(
+        &self,
+        identity: &Identity,
+        config_differences: impl FnOnce(&Value) -> Result<Vec<String>>,
+    ) -> Result<()> {
         let own = self.identity();
-        let differences: Vec<String> = [
+        let mut differences: Vec<String> = [
             ("weights", &own.weights_sha256, &identity.weights_sha256),
             ("file", &own.files_sha256, &identity.files_sha256),
             ("prompt file", &own.prompts_sha256, &identity.prompts_sha256),
@@ -36,11 +47,21 @@ impl Capture {
         if differences.is_empty() {
             return Ok(());
         }
-        let mut why = differences[..differences.len().min(NAMED)].join("; ");
-        if differences.len() > NAMED {
-            why.push_str(&format!("; and {} more", differences.len() - NAMED));
+        if let Some(config) = differences.iter_mut().find(|d| d.starts_with(&format!("file {CONFIG}: sha256 "))) {
+            let keys = config_differences(self.resolved_config())?;
+            let none = "no key of another value than HF resolved it to";
+            config.push_str(&format!(" ({})", if keys.is_empty() { none.into() } else { first(&keys) }));
         }
-        Err(Error::Capture { path: self.path().to_owned(), why })
+        Err(Error::Capture { path: self.path().to_owned(), why: first(&differences) })
+    }
+}
+
+/// The first few, and how many more.
+fn first(all: &[String]) -> String {
+    let named = all[..all.len().min(NAMED)].join("; ");
+    match all.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named}; and {more} more"),
     }
 }
 

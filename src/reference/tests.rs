@@ -31,7 +31,7 @@ fn a_made_capture_reads_back() {
     let written = Made::new().write();
     let capture = Capture::open(&written.path).unwrap();
     capture.sound().unwrap();
-    capture.matches(&identity()).unwrap();
+    capture.matches(&identity(), |_| unreachable!()).unwrap();
     assert_eq!((capture.model(), capture.prompts().len(), capture.stop_ids()), ("made", 2, &[0][..]));
     assert_eq!((capture.prompts()[1].id.as_str(), capture.prompts()[1].set.as_str()), ("chat_00", "chat"));
     assert_eq!(
@@ -176,7 +176,7 @@ fn a_missing_file_is_an_io_error() {
 #[case::weights(|i: &mut Identity| { i.weights_sha256.insert("model.norm.weight".into(), hash("other")); }, "weights model.norm.weight: sha256 ")]
 #[case::no_weights(|i: &mut Identity| { i.weights_sha256.remove("model.norm.weight"); }, "weights model.norm.weight: captured, not loaded")]
 #[case::more_weights(|i: &mut Identity| { i.weights_sha256.insert("lm_head.weight".into(), hash("x")); }, "weights lm_head.weight: loaded, not captured")]
-#[case::config(|i: &mut Identity| { i.files_sha256.insert("config.json".into(), hash("other")); }, "file config.json: sha256 ")]
+#[case::config(|i: &mut Identity| { i.files_sha256.insert("config.json".into(), hash("other")); }, "file config.json: sha256 a4a65ec908c5 loaded, a172cc34f6af captured (2 layers captured)")]
 #[case::tokenizer(|i: &mut Identity| { i.files_sha256.insert("tokenizer.json".into(), hash("other")); }, "file tokenizer.json: sha256 ")]
 #[case::prompts(|i: &mut Identity| { i.prompts_sha256.insert("instruct".into(), hash("other")); }, "prompt file instruct: sha256 ")]
 #[case::nothing(|i: &mut Identity| *i = Identity::default(), "weights model.embed_tokens.weight: captured, not loaded; weights model.norm.weight: captured, not loaded; file config.json: captured, not loaded; and 4 more")]
@@ -184,7 +184,10 @@ fn a_capture_of_something_else_is_refused_by_name(#[case] change: fn(&mut Identi
     let written = Made::new().write();
     let mut other = identity();
     change(&mut other);
-    let error = Capture::open(&written.path).unwrap().matches(&other).unwrap_err();
+    let error = Capture::open(&written.path)
+        .unwrap()
+        .matches(&other, |hf| Ok(vec![format!("{} layers captured", hf["num_hidden_layers"])]))
+        .unwrap_err();
     assert!(matches!(error, Error::Capture { .. }));
     let found = strip(error, &written);
     assert!(found.starts_with(&format!("capture refused: {message}")), "{found}");
@@ -195,7 +198,7 @@ fn hex_case_does_not_matter() {
     let written = Made::new().write();
     let mut upper = identity();
     upper.weights_sha256.values_mut().for_each(|hash| *hash = hash.to_uppercase());
-    Capture::open(&written.path).unwrap().matches(&upper).unwrap();
+    Capture::open(&written.path).unwrap().matches(&upper, |_| unreachable!()).unwrap();
 }
 
 /// A sanity band, not equality: prompts differ from those of the figures in the training notes (medians 2e-5 to 1e-4).

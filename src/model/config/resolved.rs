@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::coverage::{computation, irrelevant, off};
+use super::coverage::{Coverage, computation, irrelevant, off};
 use super::{Architecture, ModelConfig, RopeKind};
 
 /// A key that we resolve otherwise than HF.
@@ -90,11 +90,21 @@ impl ModelConfig {
         self.resolved().keys().any(compared) || knows(key) || off(hf)
     }
 
-    /// A key that we do not use and that config.json states otherwise than HF resolved it: HF did not read this file.
-    pub fn stated_difference(&self, stated: &Value, hf: &Value, key: &str) -> Option<Difference> {
-        let (ours, hf) = (stated.get(key).filter(|v| !v.is_null())?, hf.get(key)?);
-        let compared = knows(key) && !REWRITTEN.contains(&key) && !self.resolved().contains_key(key);
-        (compared && !same(ours, hf)).then(|| Difference { key: key.into(), ours: ours.clone(), hf: hf.clone() })
+    /// Keys that we do not use and that config.json states otherwise than HF resolved them: HF did not read this file.
+    /// HF keeps what it does not know as it stands, so an unknown key that HF has not is such a key too.
+    pub fn stated_differences(&self, stated: &Value, coverage: &Coverage, hf: &Value) -> Vec<Difference> {
+        let resolved = self.resolved();
+        let difference = |(key, ours): (&String, &Value)| {
+            let known = knows(key) && !REWRITTEN.contains(&key.as_str()) && !resolved.contains_key(key);
+            let hf = match hf.get(key) {
+                Some(hf) if known || coverage.unknown.contains(key) => hf,
+                None if coverage.unknown.contains(key) => &Value::Null,
+                _ => return None,
+            };
+            let differs = !ours.is_null() && !same(ours, hf);
+            differs.then(|| Difference { key: key.clone(), ours: ours.clone(), hf: hf.clone() })
+        };
+        stated.as_object().into_iter().flatten().filter_map(difference).collect()
     }
 
     fn all_full(&self, layer_types: &Value) -> bool {

@@ -135,6 +135,11 @@ impl Project {
         )
     }
 
+    /// Why the capture is refused.
+    pub fn refusal(&self) -> String {
+        self.subject().unwrap().capture().unwrap_err().to_string()
+    }
+
     pub fn outline(&self) -> &Outline {
         &self.outline
     }

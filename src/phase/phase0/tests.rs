@@ -108,6 +108,29 @@ fn damage_is_seen_by_exactly(#[case] damage: Damage, #[case] expected: &[&str]) 
 const MANIFEST: &str = "fixtures/tiny_llama/manifest.toml";
 
 /// `*` stands for any text, once.
+/// The capture has no copy of the file, but HF's reading of it: the refusal says more than two hashes.
+#[rstest]
+#[case::used("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "rms_norm_eps 1e-6 loaded, 0.00001 captured")]
+#[case::nested("\"factor\": 8.0", "\"factor\": 4.0", "rope_parameters.factor 4.0 loaded, 8.0 captured")]
+#[case::bias("\"attention_bias\": false", "\"attention_bias\": true", "attention_bias true loaded, false captured")]
+#[case::irrelevant("\"use_cache\": true", "\"use_cache\": false", "use_cache false loaded, true captured")]
+#[case::unknown("\"use_cache\"", "\"colour\": \"blue\", \"use_cache\"", "colour \"blue\" loaded, nothing captured")]
+#[case::form("{", "{ ", "no key of another value than HF resolved it to")]
+#[case::many(
+    "1024\n",
+    "1024, \"use_cache\": false, \"bos_token_id\": 3, \"x\": 1, \"rms_norm_eps\": 1e-06",
+    "rms_norm_eps 1e-6 loaded, 0.00001 captured; bos_token_id 3 loaded, 0 captured; use_cache false loaded, true captured; and 1 more"
+)]
+fn a_changed_config_is_refused_by_its_keys(#[case] from: &str, #[case] to: &str, #[case] keys: &str) {
+    let project = Project::of("tiny_llama");
+    project.rewrite("checkpoint/config.json", from, to);
+    let error = project.refusal();
+    assert!(
+        error.contains("file config.json: sha256 ") && error.contains(&format!(" captured ({keys}); re-make")),
+        "{error}"
+    );
+}
+
 fn matches(pattern: &str, case: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == case,
