@@ -100,12 +100,18 @@ impl fmt::Display for Extent {
         }
         for (i, what) in names.into_iter().enumerate() {
             let separator = if i == 0 { "" } else { ", " };
-            write!(f, "{separator}{what} {}", self.compared(what))?;
-            if let Some(required) = self.required.get(what) {
-                write!(f, "/{required}")?;
-            }
+            write!(f, "{separator}{what} {}", amount(self.compared(what), self.required.get(what).copied()))?;
         }
         Ok(())
+    }
+}
+
+/// One count for people: `32/32`, `1/32`, `39 (at least 1)`; a fraction above one would read like a mistake.
+pub fn amount(compared: u64, required: Option<u64>) -> String {
+    match required {
+        None => compared.to_string(),
+        Some(required) if compared > required => format!("{compared} (at least {required})"),
+        Some(required) => format!("{compared}/{required}"),
     }
 }
 
@@ -130,6 +136,13 @@ mod tests {
         let names: Vec<String> = extent.shortfalls().into_iter().map(|s| s.what).collect();
         assert_eq!(names, ["steps"]);
         assert_eq!(extent.to_string(), "layers 4/4, steps 1/32");
+    }
+
+    #[test]
+    fn more_than_is_required_is_no_fraction() {
+        let tensors = Extent::new().require("tensors", 1).compare("tensors", 39);
+        let extent = tensors.require("prompts", 8).compare("prompts", 8).compare("files", 2);
+        assert_eq!(extent.to_string(), "files 2, prompts 8/8, tensors 39 (at least 1)");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::difference::{Kind, differences};
 use super::standing::STALE;
 use super::stored::Stored;
 use super::{Cell, Plot, REFUSED, Table, svg};
+use crate::check::extent::amount;
 use crate::error::{Error, Result};
 use crate::phase::progress;
 
@@ -236,12 +237,10 @@ fn largest_share(table: &Table, column: usize) -> Option<f64> {
 }
 
 fn extent(report: &Stored) -> Vec<Value> {
+    // Numbers and our own words: escaping would only spell the stroke another way.
+    let amount = |c: &super::stored::Count| Value::from_safe_string(amount(c.compared, c.required));
     let short = |c: &super::stored::Count| c.required.is_some_and(|required| c.compared < required);
-    report
-        .extent
-        .iter()
-        .map(|c| context! { what => c.what.clone(), compared => c.compared, required => c.required, short => short(c) })
-        .collect()
+    report.extent.iter().map(|c| context! { what => c.what.clone(), amount => amount(c), short => short(c) }).collect()
 }
 
 /// Name, value, and whether all reports say the same.
@@ -302,7 +301,7 @@ mod tests {
 
     fn written(failures: &[&str], limit: f64) -> (tempfile::TempDir, Vec<Stored>) {
         let dir = tempfile::tempdir().unwrap();
-        let extent = Extent::new().require("layers", 2).compare("layers", 2);
+        let extent = Extent::new().require("layers", 2).compare("layers", 2).require("rows", 1).compare("rows", 39);
         let verdict = Verdict::judge(failures.iter().map(|f| (*f).to_owned()).collect(), extent);
         let mut report = Report::new("diagnosis", "m", ("emu".into(), "<script>alert(1)</script>".into()), verdict);
         let mut plot = Plot::new("Noise ratio", "layer", "times");
@@ -327,6 +326,7 @@ mod tests {
         let html = rendered(&reports);
         let culprit = html.find("Noise ratio is first beyond its limit at layer 1").unwrap();
         assert!(culprit < html.find("<section").unwrap());
+        assert!(html.contains("layers 2/2<") && html.contains("rows 39 (at least 1)<"), "counts as everywhere else");
         assert!(html.contains("layer 1 is off") && html.contains("phasegate bisect m"));
     }
 
