@@ -16,7 +16,6 @@ use crate::check::layers::{self, Layer};
 use crate::check::logits::{AtTruth, Kl, KlFactors};
 use crate::check::token_set::{STEPS, TokenSet};
 use crate::check::tolerance::at_most;
-use crate::check::ulp::bf16_ulp;
 use crate::check::{Extent, Metrics, Verdict};
 use crate::device::{Arithmetic, Counters};
 use crate::error::Result;
@@ -141,22 +140,14 @@ pub fn agreement(bench: &Bench, prompts: &[String]) -> Result<Verdict> {
 ///
 /// Errors: those of the runs.
 pub fn regret(bench: &Bench, prompts: &[String]) -> Result<(f64, f64)> {
-    let (mut worst, mut own) = (0f64, 1f64);
+    let mut worst = 0f64;
     for id in prompts {
         let found = prompt(bench, id)?;
         let steps = &found.agreement.steps;
         worst = steps.iter().map(|step| step.regret_ulp).fold(worst, f64::max);
     }
     // Of every captured prompt: what a model's ties cost is not known from a few.
-    let capture = bench.subject().capture()?;
-    for captured in capture.prompts() {
-        let capture = capture.prompt(&captured.id)?;
-        for (top, f32s) in capture.bf16.logits.column(0).iter().zip(capture.bf16_at_f32.column(0)) {
-            let (top, f32s) = (f64::from(*top), f64::from(*f32s));
-            own = own.max((top - f32s) / bf16_ulp(top));
-        }
-    }
-    Ok((worst, own))
+    Ok((worst, bench.subject().capture()?.regret_floor()?.max(1.0)))
 }
 
 fn token_set(bench: &Bench, id: &str) -> Result<Finding> {

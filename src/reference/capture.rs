@@ -42,6 +42,7 @@ pub struct Capture {
     tensors: Tensors,
     about: About,
     floor: OnceLock<Summary>,
+    regret: OnceLock<f64>,
 }
 
 impl Capture {
@@ -55,7 +56,7 @@ impl Capture {
         schema::check_shapes(&header, &about)?;
         let tensors = Tensors { header };
         schema::check_ids(&tensors, &about)?;
-        Ok(Capture { tensors, about, floor: OnceLock::new() })
+        Ok(Capture { tensors, about, floor: OnceLock::new(), regret: OnceLock::new() })
     }
 
     pub fn path(&self) -> &Path {
@@ -103,6 +104,10 @@ impl Capture {
 
     pub(super) fn known_floor(&self) -> &OnceLock<Summary> {
         &self.floor
+    }
+
+    pub(super) fn known_regret(&self) -> &OnceLock<f64> {
+        &self.regret
     }
 
     pub(super) fn declared_floor(&self) -> Option<DeclaredFloor> {

@@ -5,6 +5,7 @@ use super::capture::{Capture, Nll};
 use super::prompt::PromptCapture;
 use crate::check::Summary;
 use crate::check::logits::Kl;
+use crate::check::ulp::bf16_ulp;
 use crate::error::{Error, Result};
 
 /// How far the metadata's figures may be from the tensors', relatively.
@@ -64,6 +65,28 @@ impl Capture {
             }
         }
         Ok(*self.known_floor().get_or_init(|| found))
+    }
+}
+
+impl Capture {
+    /// What HF f32's costliest choice costs by HF bf16's logits, over all steps of all prompts.
+    ///
+    /// Units: bf16 ULPs of HF bf16's highest logit.
+    ///
+    /// Errors: those of reading.
+    pub fn regret_floor(&self) -> Result<f64> {
+        if let Some(known) = self.known_regret().get() {
+            return Ok(*known);
+        }
+        let mut worst = 0f64;
+        for prompt in self.prompts() {
+            let prompt = self.prompt(&prompt.id)?;
+            for (&top, &f32s) in prompt.bf16.logits.column(0).iter().zip(prompt.bf16_at_f32.column(0)) {
+                let top = f64::from(top);
+                worst = worst.max((top - f64::from(f32s)) / bf16_ulp(top));
+            }
+        }
+        Ok(*self.known_regret().get_or_init(|| worst))
     }
 }
 

@@ -62,6 +62,27 @@ fn an_unknown_prompt_is_named_with_the_known() {
 }
 
 #[test]
+fn the_cost_of_hfs_own_choices_is_that_of_the_worst_and_read_once() {
+    let of = |made: &Made| {
+        let written = made.write();
+        let capture = Capture::open(&written.path).unwrap();
+        (capture.regret_floor().unwrap(), capture, written)
+    };
+    let mut made = Made::new();
+    assert_eq!(of(&made).0, 0.0, "rounding keeps the order: HF f32's choice is among bf16's highest");
+    // The last step of the last prompt, three bf16 steps lower.
+    let tensor = made.tensors.get_mut("chat_00.bf16.at_f32").unwrap();
+    let at = (STEPS - 1) * (tensor.bytes.len() / STEPS);
+    assert!(tensor.bytes[at] & 0x7f >= 3, "not across a power of two");
+    tensor.bytes[at] -= 3;
+    let (regret, capture, written) = of(&made);
+    assert_eq!(regret, 3.0);
+    std::fs::File::options().write(true).open(&written.path).unwrap().set_len(0).unwrap();
+    assert!(capture.prompt("base_00").is_err(), "nothing is left to read");
+    assert_eq!(capture.regret_floor().unwrap(), 3.0);
+}
+
+#[test]
 fn the_floor_is_the_judges_own_kl() {
     let written = Made::new().write();
     let capture = Capture::open(&written.path).unwrap();
