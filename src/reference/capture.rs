@@ -5,12 +5,12 @@ use std::sync::OnceLock;
 
 use ndarray::{Array1, Array2};
 
-use super::header::{Header, Tensors};
 use super::identity::Identity;
 use super::lens::Lens;
 use super::metadata::{About, CapturedPrompt, DeclaredFloor, Provenance};
 use super::prompt::PromptCapture;
 use super::schema;
+use super::tensors::Tensors;
 use crate::check::Summary;
 use crate::error::{Error, Result};
 
@@ -51,16 +51,15 @@ impl Capture {
     /// Errors: [`Error::Io`]; [`Error::Malformed`] for a file that is not a complete safetensors file;
     /// [`Error::Capture`] for its metadata; [`Error::Tensor`] for a tensor that is missing, left over or wrong.
     pub fn open(path: impl AsRef<Path>) -> Result<Capture> {
-        let header = Header::read(path.as_ref())?;
-        let about = About::parse(path.as_ref(), &header.strings())?;
-        schema::check_shapes(&header, &about)?;
-        let tensors = Tensors { header };
+        let tensors = Tensors::open(path.as_ref())?;
+        let about = About::parse(path.as_ref(), &tensors.strings())?;
+        schema::check_shapes(&tensors, &about)?;
         schema::check_ids(&tensors, &about)?;
         Ok(Capture { tensors, about, floor: OnceLock::new(), regret: OnceLock::new() })
     }
 
     pub fn path(&self) -> &Path {
-        &self.tensors.header.path
+        &self.tensors.path
     }
 
     /// The fixture's name.

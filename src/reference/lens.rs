@@ -2,7 +2,7 @@
 
 use ndarray::{Array2, Array3};
 
-use super::header::Tensors;
+use super::tensors::Tensors;
 use crate::error::Result;
 
 /// Taps of layer 0, in order of computation.

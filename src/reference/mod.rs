@@ -4,7 +4,6 @@
 //! for something else is refused by name. It knows nothing of the device; of `check` it uses the definition of KL alone.
 
 mod capture;
-mod header;
 mod identity;
 mod lens;
 mod metadata;
@@ -12,6 +11,7 @@ pub mod noise;
 mod prompt;
 mod schema;
 mod sound;
+mod tensors;
 
 #[cfg(test)]
 mod made;

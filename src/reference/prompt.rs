@@ -2,7 +2,7 @@
 
 use ndarray::{Array1, Array2};
 
-use super::header::Tensors;
+use super::tensors::Tensors;
 use crate::check::agreement::HfTop;
 use crate::check::logits::{AtTruth, Truth};
 use crate::error::Result;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use safetensors::tensor::Dtype;
 
-use super::header::{Header, Tensors};
 use super::lens::TAPS;
 use super::metadata::{About, CapturedPrompt, Sizes};
+use super::tensors::Tensors;
 use super::{STEPS, TOP_IDS};
 use crate::error::Result;
 
@@ -20,24 +20,24 @@ struct Expected {
 /// Every tensor is there with its dtype and shape, and none is left over.
 ///
 /// Errors: [`crate::error::Error::Tensor`] naming the first that is not.
-pub(super) fn check_shapes(header: &Header, about: &About) -> Result<()> {
+pub(super) fn check_shapes(stored: &Tensors, about: &About) -> Result<()> {
     let mut known = BTreeSet::new();
-    for Expected { name, dtype, shape } in expected(header, about)? {
-        let info = header.info(&name)?;
+    for Expected { name, dtype, shape } in expected(stored, about)? {
+        let info = stored.info(&name)?;
         if (info.dtype, &info.shape) != (dtype, &shape) {
             let found = format!("{:?} {:?}", info.dtype, info.shape);
-            return Err(header.wrong(&name, found, format!("{dtype:?} {shape:?}")));
+            return Err(stored.wrong(&name, found, format!("{dtype:?} {shape:?}")));
         }
         known.insert(name);
     }
-    match header.names().into_iter().find(|name| !known.contains(name)) {
-        Some(name) => Err(header.wrong(&name, "the tensor", "none of this name in the schema")),
+    match stored.names().into_iter().find(|name| !known.contains(name)) {
+        Some(name) => Err(stored.wrong(&name, "the tensor", "none of this name in the schema")),
         None => Ok(()),
     }
 }
 
-fn expected(header: &Header, about: &About) -> Result<Vec<Expected>> {
-    let mut list = List { header, sizes: about.sizes, tensors: Vec::new() };
+fn expected(stored: &Tensors, about: &About) -> Result<Vec<Expected>> {
+    let mut list = List { stored, sizes: about.sizes, tensors: Vec::new() };
     for prompt in &about.prompts {
         list.prompt(prompt);
         if about.lens.contains(&prompt.id) {
@@ -56,7 +56,7 @@ fn expected(header: &Header, about: &About) -> Result<Vec<Expected>> {
 }
 
 struct List<'a> {
-    header: &'a Header,
+    stored: &'a Tensors,
     sizes: Sizes,
     tensors: Vec<Expected>,
 }
@@ -68,9 +68,9 @@ impl List<'_> {
 
     /// A one-dimensional i32 tensor whose length the capture chose; at least one.
     fn own_length(&mut self, name: &str) -> Result<usize> {
-        let shape = self.header.info(name)?.shape.clone();
+        let shape = self.stored.info(name)?.shape.clone();
         let Some(&length) = shape.first().filter(|&&length| length > 0 && shape.len() == 1) else {
-            return Err(self.header.wrong(name, format!("shape {shape:?}"), "one dimension, not empty"));
+            return Err(self.stored.wrong(name, format!("shape {shape:?}"), "one dimension, not empty"));
         };
         self.push(name, Dtype::I32, &[length]);
         Ok(length)
@@ -127,7 +127,7 @@ impl List<'_> {
 pub(super) fn check_ids(tensors: &Tensors, about: &About) -> Result<()> {
     let vocab = about.sizes.vocab_size as u32;
     let token_ids = |name: &str| match tensors.ids(name)?.into_iter().find(|&id| id >= vocab) {
-        Some(id) => Err(tensors.header.wrong(name, format!("id {id}"), format!("ids below {vocab}"))),
+        Some(id) => Err(tensors.wrong(name, format!("id {id}"), format!("ids below {vocab}"))),
         None => Ok(()),
     };
     for CapturedPrompt { id, .. } in &about.prompts {
@@ -149,11 +149,11 @@ fn check_lens_positions(tensors: &Tensors, prompt: &CapturedPrompt) -> Result<()
     let last = *n_prompt as u32 - 1;
     if (positions.first(), positions.last()) != (Some(&0), Some(&last)) {
         let found = format!("{positions:?}");
-        return Err(tensors.header.wrong(&name("positions"), found, format!("0 and {last} among them")));
+        return Err(tensors.wrong(&name("positions"), found, format!("0 and {last} among them")));
     }
     let taps = ascending(tensors, &name("tap_positions"), *n_prompt)?;
     if let Some(position) = taps.iter().find(|p| !positions.contains(p)) {
-        return Err(tensors.header.wrong(&name("tap_positions"), position.to_string(), "one of the positions"));
+        return Err(tensors.wrong(&name("tap_positions"), position.to_string(), "one of the positions"));
     }
     ascending(tensors, &name("kv_positions"), n_prompt + STEPS - 1).map(|_| ())
 }
@@ -161,7 +161,7 @@ fn check_lens_positions(tensors: &Tensors, prompt: &CapturedPrompt) -> Result<()
 fn ascending(tensors: &Tensors, name: &str, end: usize) -> Result<Vec<u32>> {
     let positions = tensors.ids(name)?;
     if !positions.is_sorted_by(|a, b| a < b) || positions.last().is_some_and(|&p| p as usize >= end) {
-        return Err(tensors.header.wrong(name, format!("{positions:?}"), format!("ascending positions below {end}")));
+        return Err(tensors.wrong(name, format!("{positions:?}"), format!("ascending positions below {end}")));
     }
     Ok(positions)
 }

@@ -1,8 +1,8 @@
 //! Whether a capture can be a truth at all: no NaN, nothing flat, and its parts agree with each other.
 
 use super::capture::Capture;
-use super::header::Tensors;
 use super::prompt::{PromptCapture, Top};
+use super::tensors::Tensors;
 use crate::error::{Error, Result};
 
 /// Slack of a log-sum-exp that is stored in f32.
@@ -35,7 +35,7 @@ impl Capture {
 }
 
 fn finite(tensors: &Tensors) -> std::result::Result<(), String> {
-    for name in tensors.header.names() {
+    for name in tensors.names() {
         let Ok(values) = tensors.floats(&name) else { continue };
         if let Some(at) = values.iter().position(|x| !x.is_finite()) {
             return Err(format!("tensor {name}: {} at element {at}", values[at]));

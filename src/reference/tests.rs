@@ -240,7 +240,7 @@ fn an_embedded_capture_is_sound_and_its_floor_is_low(#[case] model: &str) {
     assert!((floor.kl_prefill.summary.median / kl.median - 1.0).abs() < 1.0, "{model}: {:?}", floor.kl_prefill.summary);
     assert!((floor.perplexity_bf16 / floor.perplexity_f32 - 1.0).abs() < 0.01 && floor.perplexity_f32 > 1.0);
     // The capture script has its own implementation of the same definition.
-    let theirs: serde_json::Value = serde_json::from_str(&capture.tensors().header.strings()["noise"]).unwrap();
+    let theirs: serde_json::Value = serde_json::from_str(&capture.tensors().strings()["noise"]).unwrap();
     for (name, ours) in [("median", kl.median), ("p95", kl.p95), ("mean", kl.mean), ("max", kl.max)] {
         let theirs = theirs["kl_f32_bf16"][name].as_f64().unwrap();
         assert!((ours / theirs - 1.0).abs() < 1e-3, "{model}: {name}: {ours:e}, {theirs:e} in the metadata");

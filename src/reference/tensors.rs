@@ -16,8 +16,10 @@ use crate::error::{Error, Result};
 /// Longest header that is taken for one; those of captures are a few 10 kB.
 const HEADER_MAX: u64 = 100_000_000;
 
-/// A sound header with the file it came from; the data follows.
-pub(super) struct Header {
+/// A sound header with the file it came from; tensors are read when they are asked for: a case that needs one prompt
+/// does not wait for all. The file stays open, so a capture that is made anew (written beside it and renamed) does not
+/// show in this one.
+pub(super) struct Tensors {
     pub path: PathBuf,
     /// Moved by whoever reads.
     file: Mutex<File>,
@@ -26,11 +28,11 @@ pub(super) struct Header {
     metadata: Metadata,
 }
 
-impl Header {
+impl Tensors {
     /// Reads and checks the header alone.
     ///
     /// Errors: [`Error::Io`]; [`Error::Malformed`] for anything that is not a complete safetensors file.
-    pub fn read(path: &Path) -> Result<Header> {
+    pub fn open(path: &Path) -> Result<Tensors> {
         let mut file = File::open(path).map_err(Error::io(path))?;
         let size = file.metadata().map_err(Error::io(path))?.len();
         let mut prefix = [0u8; 8];
@@ -52,7 +54,7 @@ impl Header {
             let why = format!("truncated or overlong: {stored} bytes of data, the header declares {declared}");
             return Err(Error::malformed(path, why));
         }
-        Ok(Header { path: path.to_owned(), file: Mutex::new(file), start: 8 + length, metadata })
+        Ok(Tensors { path: path.to_owned(), file: Mutex::new(file), start: 8 + length, metadata })
     }
 
     /// The string map `__metadata__`; empty when there is none.
@@ -83,22 +85,14 @@ impl Header {
         file.read_exact(&mut bytes).map_err(Error::io(&self.path))?;
         Ok(bytes)
     }
-}
 
-/// The tensors of a file, each read when it is asked for: a case that needs one prompt does not wait for all. The file
-/// stays open, so a capture that is made anew (written beside it and renamed) does not show in this one.
-pub(super) struct Tensors {
-    pub header: Header,
-}
-
-impl Tensors {
     fn bytes(&self, tensor: &str, dtypes: &[Dtype]) -> Result<(&TensorInfo, Vec<u8>)> {
-        let info = self.header.info(tensor)?;
+        let info = self.info(tensor)?;
         if !dtypes.contains(&info.dtype) {
-            return Err(self.header.wrong(tensor, format!("{:?}", info.dtype), format!("one of {dtypes:?}")));
+            return Err(self.wrong(tensor, format!("{:?}", info.dtype), format!("one of {dtypes:?}")));
         }
         let (from, to) = info.data_offsets;
-        Ok((info, self.header.read_at(from, to - from)?))
+        Ok((info, self.read_at(from, to - from)?))
     }
 
     /// An i32 tensor's values in row-major order, as stored.
@@ -120,7 +114,7 @@ impl Tensors {
     ///
     /// Errors: [`Error::Tensor`] for a missing tensor, another dtype, and a negative value.
     pub fn ids(&self, tensor: &str) -> Result<Vec<u32>> {
-        let id = |x: i32| u32::try_from(x).map_err(|_| self.header.wrong(tensor, x.to_string(), "no negative value"));
+        let id = |x: i32| u32::try_from(x).map_err(|_| self.wrong(tensor, x.to_string(), "no negative value"));
         self.signed(tensor)?.into_iter().map(id).collect()
     }
 
@@ -142,9 +136,9 @@ impl Tensors {
     }
 
     fn shaped<T, D: Dimension>(&self, tensor: &str, values: Vec<T>) -> Result<ArrayBase<OwnedRepr<T>, D>> {
-        let shape = &self.header.info(tensor)?.shape;
+        let shape = &self.info(tensor)?.shape;
         let rank = D::NDIM.unwrap_or(shape.len());
-        let wrong = || self.header.wrong(tensor, format!("shape {shape:?}"), format!("{rank} dimensions"));
+        let wrong = || self.wrong(tensor, format!("shape {shape:?}"), format!("{rank} dimensions"));
         let dynamic = ndarray::ArrayD::from_shape_vec(shape.clone(), values).map_err(|_| wrong())?;
         dynamic.into_dimensionality().map_err(|_| wrong())
     }
