@@ -114,10 +114,8 @@ fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
     let mut seen = Seen { findings: vec![], kl: None, agreement: None, broken: None };
     'groups: for group in prompts.chunks(bench.at_once()) {
         bar.set_message(group.join(" "));
-        if let Err(error) = bench.prepare(group) {
-            // One after the other, the prompt shows whose error it is.
-            eprintln!("warning: not side by side: {error}");
-        }
+        // Whose error it is shows one after the other.
+        let prepared = bench.prepare(group);
         for id in group {
             let found = phase3::prompt(bench, id);
             // Logits of all prompts at once would be the largest thing in memory beside the weights.
@@ -130,6 +128,9 @@ fn look(bench: &Bench, prompts: &[String], what: &'static str) -> Result<Seen> {
                 }
             }
             bar.inc(1);
+        }
+        if let Err(error) = prepared {
+            eprintln!("warning: {} did not run side by side, only one after the other: {error}", group.join(" "));
         }
     }
     bar.finish_and_clear();

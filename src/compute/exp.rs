@@ -36,6 +36,6 @@ pub(super) fn exp2_negative<L: Lanes>(l: L, x: L::F) -> L::F {
     let p = l.splat(9.582_853e-3);
     let p = l.mul_add(p, r, l.splat(5.590_642_6e-2));
     let p = l.mul_add(p, r, l.splat(2.402_409_9e-1));
-    let p = l.mul_add(p, r, l.splat(6.931_241_8e-1));
+    let p = l.mul_add(p, r, l.splat(6.931_242e-1));
     l.scale(l.mul_add(p, r, l.splat(1.0)), n)
 }

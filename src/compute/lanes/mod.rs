@@ -123,9 +123,9 @@ pub(super) trait Lanes: Copy + Send + Sync {
     #[inline(always)]
     unsafe fn sum_of_each(self, rows: *const f32) -> Self::F {
         let mut sums = [0.0; LANES];
-        for i in 0..LANES {
+        for (i, sum) in sums.iter_mut().enumerate() {
             // SAFETY: the caller's.
-            sums[i] = self.sum(unsafe { self.load(rows.add(i * LANES)) });
+            *sum = self.sum(unsafe { self.load(rows.add(i * LANES)) });
         }
         // SAFETY: sixteen f32.
         unsafe { self.load(sums.as_ptr()) }
@@ -138,9 +138,9 @@ pub(super) trait Lanes: Copy + Send + Sync {
     #[inline(always)]
     unsafe fn largest_of_each(self, rows: *const f32) -> Self::F {
         let mut tops = [0.0; LANES];
-        for i in 0..LANES {
+        for (i, top) in tops.iter_mut().enumerate() {
             // SAFETY: the caller's.
-            tops[i] = self.largest(unsafe { self.load(rows.add(i * LANES)) });
+            *top = self.largest(unsafe { self.load(rows.add(i * LANES)) });
         }
         // SAFETY: sixteen f32.
         unsafe { self.load(tops.as_ptr()) }

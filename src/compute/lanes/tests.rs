@@ -66,9 +66,9 @@ impl Lanewise for Each<'_> {
         unsafe {
             let rows = self.0.as_ptr();
             l.store(each.as_mut_ptr(), if self.1 { l.largest_of_each(rows) } else { l.sum_of_each(rows) });
-            for i in 0..LANES {
+            for (i, single) in single.iter_mut().enumerate() {
                 let row = l.load(rows.add(i * LANES));
-                single[i] = if self.1 { l.largest(row) } else { l.sum(row) };
+                *single = if self.1 { l.largest(row) } else { l.sum(row) };
             }
         }
         [each, single]

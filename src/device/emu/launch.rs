@@ -18,6 +18,9 @@ const LOW_TILE_K: usize = 32;
 /// Columns after which decode's projection rounds its sum.
 const NARROW: usize = 512;
 
+/// A weight, and the vectors it is multiplied by with where each product goes.
+type Products = (BufferHandle, Vec<(Src<bf16>, Out)>);
+
 /// Bytes of `len` bf16, up to the next cache line.
 fn row_bytes(len: usize) -> usize {
     (len * Dtype::Bf16.bytes()).next_multiple_of(64)
@@ -97,7 +100,7 @@ impl EmuDevice {
         kernels: &mut Vec<Box<dyn Compute + 'a>>,
     ) {
         let mut together: Vec<Box<dyn Compute + 'a>> = vec![];
-        let mut products: Vec<(BufferHandle, Vec<(Src<bf16>, Out)>)> = vec![];
+        let mut products: Vec<Products> = vec![];
         for launch in launches {
             let a = &launch.args;
             match launch.kernel {

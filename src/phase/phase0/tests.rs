@@ -107,7 +107,6 @@ fn damage_is_seen_by_exactly(#[case] damage: Damage, #[case] expected: &[&str]) 
 
 const MANIFEST: &str = "fixtures/tiny_llama/manifest.toml";
 
-/// `*` stands for any text, once.
 /// The capture has no copy of the file, but HF's reading of it: the refusal says more than two hashes.
 #[rstest]
 #[case::used("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "rms_norm_eps 1e-6 loaded, 0.00001 captured")]
@@ -131,6 +130,7 @@ fn a_changed_config_is_refused_by_its_keys(#[case] from: &str, #[case] to: &str,
     );
 }
 
+/// `*` stands for any text, once.
 fn matches(pattern: &str, case: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == case,
