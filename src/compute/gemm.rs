@@ -13,7 +13,7 @@ use super::{
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
     scratch,
-    tile::{AHEAD, Border, Rows, multiply, multiply_panel, zeros},
+    tile::{AHEAD, Border, Rows, multiply, multiply_panel},
     view::{Dst, Src},
 };
 
@@ -288,11 +288,6 @@ struct Spread<'a> {
 
 impl Border for Spread<'_> {
     #[inline(always)]
-    unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
-        zeros(l)
-    }
-
-    #[inline(always)]
     unsafe fn finish<L: Lanes, const M: usize, const V: usize>(
         &self,
         l: L,
@@ -317,11 +312,6 @@ pub(super) struct Store {
 }
 
 impl Border for Store {
-    #[inline(always)]
-    unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
-        zeros(l)
-    }
-
     #[inline(always)]
     unsafe fn finish<L: Lanes, const M: usize, const V: usize>(
         &self,

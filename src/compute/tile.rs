@@ -93,8 +93,7 @@ pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const AS
     *acc = sums;
 }
 
-/// A tile of zeros in registers. Zeros that the compiler knows become a call of `memset` and loads: a tenth of what a tile of
-/// attention's takes.
+/// A tile of zeros in registers. Zeros that the compiler knows become a call of `memset` and loads.
 #[inline(always)]
 pub(super) fn zeros<L: Lanes, const M: usize, const V: usize>(l: L) -> [[L::F; V]; M] {
     [[l.splat(std::hint::black_box(0.0)); V]; M]
@@ -102,12 +101,20 @@ pub(super) fn zeros<L: Lanes, const M: usize, const V: usize>(l: L) -> [[L::F; V
 
 /// What is done with a tile: where it starts from and where it goes.
 pub(super) trait Border {
-    /// The tile's values before the product, for rows from `row` on and columns from `column` on.
+    /// The tile's values before the product, for rows from `row` on and columns from `column` on: zeros, where it does not
+    /// go on with others.
     ///
     /// # Safety
     /// The tile is within what the border was made for.
-    unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, row: usize, column: usize)
-    -> [[L::F; V]; M];
+    #[inline(always)]
+    unsafe fn start<L: Lanes, const M: usize, const V: usize>(
+        &self,
+        l: L,
+        _row: usize,
+        _column: usize,
+    ) -> [[L::F; V]; M] {
+        zeros(l)
+    }
 
     /// Takes the finished tile.
     ///

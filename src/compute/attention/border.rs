@@ -15,11 +15,6 @@ pub(super) struct Scores {
 
 impl Border for Scores {
     #[inline(always)]
-    unsafe fn start<L: Lanes, const M: usize, const V: usize>(&self, l: L, _: usize, _: usize) -> [[L::F; V]; M] {
-        zeros(l)
-    }
-
-    #[inline(always)]
     unsafe fn finish<L: Lanes, const M: usize, const V: usize>(
         &self,
         l: L,
