@@ -93,7 +93,7 @@ fn no_file_names_a_machine_or_a_registry() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// Whether a line names a folder or host, and not a longer path that merely ends like it (`a/work/b`).
+/// Whether a line names a folder or host, and not a longer path that merely ends like it (`a/b/c` where `/b/` is asked for).
 fn names(line: &str, what: &str) -> bool {
     line.match_indices(what).any(|(at, _)| {
         let before = line[..at].chars().next_back();
