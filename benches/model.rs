@@ -17,7 +17,7 @@ use phasegate::{
     device::Layout,
     error::Result,
     kernel::Kernel,
-    phase::{Subject, bench},
+    phase::{Subject, devices},
     plan::{Op, PlanOptions, Tuning},
     runner::{Hook, NpuRunner, Runner, RunnerOptions, StepContext},
 };
@@ -45,7 +45,8 @@ fn main() -> Result<()> {
         decode: Tuning::default(),
         poison: true,
     };
-    let mut machine = Machine { runner: subject.runner("emu", &options)?, pool: bench::pool()?, isa: bench::isa()? };
+    let mut machine =
+        Machine { runner: subject.runner("emu", &options)?, pool: devices::pool()?, isa: devices::isa()? };
     if args.iter().any(|a| a == "--serve") { machine.serve() } else { machine.table(&subject) }
 }
 

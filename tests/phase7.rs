@@ -7,12 +7,12 @@ mod mock;
 use std::process::{Command, ExitCode};
 
 use phasegate::harness::{Availability, Case, DeviceLabel, Failed, Suite};
-use phasegate::phase::{Outline, bench};
+use phasegate::phase::{Outline, devices};
 
 fn main() -> ExitCode {
     let mut suite = Suite::new("phase7");
     for device in DeviceLabel::ALL {
-        let missing = bench::unavailable(device.label());
+        let missing = devices::unavailable(device.label());
         suite.device(device, missing.map_or(Availability::Available, |e| Availability::Missing(e.to_string())));
     }
     let outlines = match Outline::all() {

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::from_args();
     let without_xrt = (!xrt_sys::BUILT_WITH_XRT).then(|| "this binary is built without XRT".to_owned());
-    let without_vnpu = phasegate::phase::bench::unavailable("vnpu").map(|error| error.to_string());
+    let without_vnpu = phasegate::phase::devices::unavailable("vnpu").map(|error| error.to_string());
     let mut trials = vec![];
     let mut add = |level: &str, cases: Vec<Named>, missing: &Option<String>| {
         for (name, case) in cases {

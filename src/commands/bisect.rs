@@ -10,7 +10,7 @@ use super::{ModelArgs, ReportArgs};
 use crate::check::{Extent, Verdict};
 use crate::explain::bisect::{Bisect, LAYER};
 use crate::explain::fit::Hypothesis;
-use crate::phase::{Subject, bench, explain};
+use crate::phase::{Subject, devices, explain};
 use crate::report::{Cell, Report, Table, provenance};
 use crate::settings;
 
@@ -33,7 +33,7 @@ pub(super) fn run(args: BisectArgs) -> anyhow::Result<ExitCode> {
     let budget = args.budget.map_or_else(settings::explain_budget, |seconds| Ok(Duration::from_secs(seconds)))?;
     let altered = args.planted.alteration(&subject.config)?;
     let found = explain::explain(&subject, &device, &*altered, &args.model.plan(), budget)?;
-    let opened = bench::open_device(&device)?;
+    let opened = devices::open_device(&device)?;
     let info = (opened.info().label.clone(), opened.info().description.clone());
     let verdict = verdict(&found, args.planted.id());
     let mut report = Report::new("bisect", &subject.name, info, verdict);

@@ -63,7 +63,7 @@ fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
     let command = if full { "verify-full" } else { "verify" };
     let (bench, identified) = match args.engine.start(command, &args.model, &subject, &prompts)? {
-        Started::Ready(bench, identified) => (bench.for_records(), identified),
+        Started::Ready(bench, identified) => (bench.for_records()?, identified),
         Started::Broken(report) => return Ok(args.report.publish(&report, people)?),
     };
     if args.report.record && identified.is_some() {
@@ -73,7 +73,7 @@ fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     // An engine of another's is shown beside a device of ours only when that is asked for.
     let label = if identified.is_some() { args.beside.clone() } else { args.beside() };
     let other = label
-        .map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan()).map(Bench::for_records))
+        .map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan()).and_then(Bench::for_records))
         .transpose()?;
     let seen = look(&bench, &prompts, "verify")?;
     // What follows judges and writes: the weights need not be in memory beside a parsed tokenizer and a second device's.

@@ -109,7 +109,7 @@ fn with_devices(phase: &'static str) -> Suite {
     // Kept by the kernel cache itself, which refuses what is not sealed when the name is required.
     suite.resource(settings::SEALED, Availability::Available);
     for device in DeviceLabel::ALL {
-        let there = match phase::bench::unavailable(device.label()) {
+        let there = match phase::devices::unavailable(device.label()) {
             Some(error) => Availability::Missing(error.to_string()),
             None => Availability::Available,
         };

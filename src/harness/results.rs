@@ -8,7 +8,7 @@ use super::case::Cx;
 use super::ignored::Ignored;
 use super::selection::Selection;
 use crate::error::Error;
-use crate::phase::bench;
+use crate::phase::devices;
 use crate::report::bundle::{Bundle, CaseResult, Identity, Listing, ModelIdentity, SCHEMA};
 use crate::report::provenance;
 use crate::settings;
@@ -42,7 +42,7 @@ impl Results {
             commit: provenance::commit(&settings::root()),
             devices: selection.devices.iter().map(|d| d.label().to_owned()).collect(),
             models: selection.models.clone(),
-            instruction_set: bench::isa()?.to_string(),
+            instruction_set: devices::isa()?.to_string(),
         };
         Ok(Some(Results { bundle: Bundle::open(dir, &identity)?, models: models.into() }))
     }

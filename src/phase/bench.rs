@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::devices::{isa, open_device, unavailable};
 use super::phase3::PromptFinding;
 use super::{Subject, perplexity};
 use crate::check::token_set::STEPS;
-use crate::compute::{Isa, Pool};
-use crate::device::emu::EmuDevice;
-use crate::device::{Arithmetic, Device};
+use crate::device::Arithmetic;
 use crate::error::{Error, Result};
 use crate::model::config::CONFIG_FILE;
 use crate::model::hashes::sha256;
@@ -18,112 +17,6 @@ use crate::runner::external::{External, ExternalRunner, LABEL, protocol::Hello};
 use crate::runner::{Alteration, Forced, NpuRunner, Record, RunCache, Runner, RunnerOptions, Sound, TapRequest};
 use crate::runner::{RunKey, npu, plan_hash};
 use crate::settings;
-
-/// The process's worker pool.
-pub fn pool() -> Result<Arc<Pool>> {
-    static POOL: OnceLock<Arc<Pool>> = OnceLock::new();
-    if let Some(pool) = POOL.get() {
-        return Ok(pool.clone());
-    }
-    let threads = settings::threads()?;
-    Ok(POOL.get_or_init(|| Arc::new(Pool::new(threads))).clone())
-}
-
-/// The instruction set in force: `PHASEGATE_ISA` or the best this CPU has.
-///
-/// Errors: [`Error::Usage`] for an unknown one, [`Error::Unavailable`] for one this CPU lacks.
-pub fn isa() -> Result<Isa> {
-    let Some(forced) = settings::isa() else { return Ok(Isa::detect()) };
-    let isa: Isa = forced.parse().map_err(|_| Error::Usage {
-        what: settings::ISA.into(),
-        found: forced.clone(),
-        expected: "portable, avx2, avx512f or avx512bf16".into(),
-    })?;
-    if isa.supported() {
-        Ok(isa)
-    } else {
-        Err(Error::Unavailable { what: format!("instruction set {isa}"), why: "this CPU does not have it".into() })
-    }
-}
-
-/// Opens a device by its label.
-///
-/// Errors: [`Error::Unavailable`] for one this build or machine does not have, [`Error::Unknown`] for any other name; for
-/// an NPU also those of its kernel cache.
-pub fn open_device(label: &str) -> Result<Box<dyn Device>> {
-    match label {
-        "emu" => Ok(Box::new(EmuDevice::new(isa()?, pool()?, Arithmetic::Ieee))),
-        "emu_npu2" => Ok(Box::new(EmuDevice::new(isa()?, pool()?, Arithmetic::Npu2))),
-        _ => xrt::open(label),
-    }
-}
-
-/// Why the device of this label cannot be opened here, if it cannot. Cheap: opens nothing.
-pub fn unavailable(label: &str) -> Option<Error> {
-    if matches!(label, "emu" | "emu_npu2") { None } else { xrt::unavailable(label) }
-}
-
-fn unknown_device(label: &str) -> Error {
-    Error::Unknown { kind: "device", name: label.into(), known: "emu, emu_npu2, vnpu, npu".into() }
-}
-
-/// The devices behind XRT.
-#[cfg(feature = "xrt")]
-mod xrt {
-    use super::*;
-    use crate::device::lock::LockOptions;
-    use crate::device::npu::{self, Label, NpuDevice};
-    use crate::kernel::cache::KernelCache;
-
-    pub(super) fn open(label: &str) -> Result<Box<dyn Device>> {
-        let label = Label::of(label).ok_or_else(|| unknown_device(label))?;
-        if let Some(error) = npu::unavailable(label) {
-            return Err(error);
-        }
-        let timeout = settings::npu_timeout()?;
-        Ok(Box::new(NpuDevice::open(label, kernels()?, timeout, &LockOptions::default())?))
-    }
-
-    pub(super) fn unavailable(label: &str) -> Option<Error> {
-        Label::of(label).map_or_else(|| Some(unknown_device(label)), npu::unavailable)
-    }
-
-    /// The kernel cache of this process, opened once; its warnings go to stderr.
-    fn kernels() -> Result<Arc<KernelCache>> {
-        static KERNELS: Mutex<Option<Arc<KernelCache>>> = Mutex::new(None);
-        let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = &*kernels {
-            return Ok(kernels.clone());
-        }
-        let dir = settings::kernels().ok_or_else(|| Error::Unavailable {
-            what: "kernel cache".into(),
-            why: format!("{} names no folder of compiled ELFs", settings::KERNELS),
-        })?;
-        let opened = Arc::new(KernelCache::open(&dir, settings::sealed_only())?);
-        opened.warnings().iter().for_each(|warning| eprintln!("warning: {warning}"));
-        Ok(kernels.insert(opened).clone())
-    }
-}
-
-/// Without them.
-#[cfg(not(feature = "xrt"))]
-mod xrt {
-    use super::*;
-
-    pub(super) fn open(label: &str) -> Result<Box<dyn Device>> {
-        Err(unavailable(label).unwrap_or_else(|| unknown_device(label)))
-    }
-
-    pub(super) fn unavailable(label: &str) -> Option<Error> {
-        Some(match label {
-            "npu" | "vnpu" => Error::Unavailable {
-                what: format!("device {label}"),
-                why: "this binary is built without the feature xrt".into(),
-            },
-            _ => unknown_device(label),
-        })
-    }
-}
 
 /// Prompts that decode side by side.
 const AT_ONCE: usize = 4;
@@ -231,13 +124,14 @@ impl Bench {
     }
 
     /// The bench set up for nothing but its prompts' records: the held text, and walks beyond the records, have no room.
-    #[must_use]
-    pub fn for_records(mut self) -> Bench {
-        let lengths =
-            self.prompts.iter().filter_map(|id| Some(self.subject.capture().ok()?.prompt(id).ok()?.ids.len()));
-        let lean = RunnerOptions::for_prompts(lengths, STEPS, self.subject.config.max_position_embeddings);
+    ///
+    /// Errors: those of the capture.
+    pub fn for_records(mut self) -> Result<Bench> {
+        let captured = self.subject.capture()?.prompts().iter().filter(|p| self.prompts.contains(&p.id));
+        let longest = self.subject.config.max_position_embeddings;
+        let lean = RunnerOptions::for_prompts(captured.map(|p| p.n_prompt), STEPS, longest);
         (self.options.buckets, self.options.max_positions) = (lean.buckets, lean.max_positions);
-        self.unused()
+        Ok(self.unused())
     }
 
     /// For these prompts, run by another engine instead of a device of ours. Nothing is cached beyond this process.
@@ -520,116 +414,4 @@ impl Bench {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_prepared_is_what_production_records() {
-        let subject = Arc::new(Subject::open("tiny_qwen2", None).unwrap());
-        let prompts: Vec<String> = subject.capture().unwrap().prompts().iter().take(6).map(|p| p.id.clone()).collect();
-        let bench = || Bench::new(subject.clone(), "emu", &prompts, PlanOptions::default()).unwrap();
-        let prepared = Bench { cache: RunCache::off(), ..bench().for_records() };
-        prepared.record(&prompts[1]).unwrap();
-        prepared.prepare(&prompts).unwrap();
-        let alone = bench().altered(Arc::new(Sound));
-        assert_eq!((prepared.at_once(), alone.at_once()), (AT_ONCE, 1));
-        alone.prepare(&prompts).unwrap();
-        assert!(alone.records.lock().unwrap().is_empty(), "altered parts run as production does, one by one");
-        for (at, id) in prompts.iter().enumerate() {
-            let made = prepared.records.lock().unwrap().remove(id);
-            // Five were left: four side by side, and the last alone, when it is asked for.
-            let (made, at_once) = match made {
-                Some(made) => (made, if at == 1 { 1 } else { AT_ONCE }),
-                None => (prepared.record(id).unwrap(), 1),
-            };
-            assert_eq!((made.timing.at_once, at == 5), (at_once, at_once == 1 && at != 1), "{id}");
-            let own = alone.record(id).unwrap();
-            let same = (&made.logits, &made.taps, &made.fed, made.counters)
-                == (&own.logits, &own.taps, &own.fed, own.counters);
-            assert!(same, "{id}");
-        }
-    }
-
-    /// A group of which some are on disk, some here, and one is too long to have company.
-    #[test]
-    fn what_is_prepared_is_kept_and_found() {
-        let root = tempfile::tempdir().unwrap();
-        let subject = Arc::new(Subject::open("tiny_llama", None).unwrap());
-        let all: Vec<String> = subject.capture().unwrap().prompts().iter().map(|p| p.id.clone()).collect();
-        let long = all.iter().find(|id| subject.capture().unwrap().prompt(id).unwrap().ids.len() > BESIDE).cloned();
-        let prompts: Vec<String> = all.into_iter().take(5).chain(long.clone()).collect();
-        let bench = || {
-            let bench = Bench::new(subject.clone(), "emu", &prompts, PlanOptions::default()).unwrap();
-            Bench { cache: RunCache::at(root.path().into(), "binary"), ..bench.for_records() }
-        };
-        let files = || std::fs::read_dir(root.path().join("binary")).map_or(0, |dir| dir.count());
-        bench().prepare(&prompts[..2]).unwrap();
-        assert_eq!(files(), 2);
-        let second = bench();
-        second.prepare(&prompts).unwrap();
-        let made = second.records.lock().unwrap().clone();
-        assert_eq!((made.len(), files()), (5, 5), "{:?}", made.keys());
-        assert!(long.as_ref().is_none_or(|long| !made.contains_key(long)));
-        assert_eq!(prompts[..5].iter().map(|id| made[id].timing.at_once).collect::<Vec<_>>(), [2, 2, 3, 3, 3]);
-        let alone = bench().altered(Arc::new(Sound));
-        for id in &prompts {
-            let (made, own) = (second.record(id).unwrap(), alone.record(id).unwrap());
-            assert!((&made.logits, &made.taps, made.counters) == (&own.logits, &own.taps, own.counters), "{id}");
-        }
-    }
-
-    /// A sequence that is not finite does not reach those beside it.
-    #[test]
-    fn a_record_of_nan_leaves_those_beside_it_alone() {
-        let subject = Subject::open("tiny_llama", None).unwrap();
-        let prompts = subject.capture().unwrap().prompts();
-        let ids: Vec<Vec<u32>> =
-            prompts.iter().take(3).map(|p| subject.capture().unwrap().prompt(&p.id).unwrap().ids).collect();
-        // A token that only the second prompt has.
-        let others = [&ids[0], &ids[2]];
-        let token = ids[1].iter().copied().find(|id| others.iter().all(|other| !other.contains(id))).unwrap();
-        struct Broken(Arc<dyn crate::model::Weights>, usize);
-        impl crate::model::Weights for Broken {
-            fn bf16(&self, name: &str) -> Result<std::borrow::Cow<'_, [half::bf16]>> {
-                let mut content = self.0.bf16(name)?;
-                if name == "model.embed_tokens.weight" {
-                    content.to_mut()[self.1] = half::bf16::NAN;
-                }
-                Ok(content)
-            }
-        }
-        let config = subject.config.clone();
-        let broken = Arc::new(Broken(subject.checkpoint.clone(), token as usize * config.hidden_size));
-        let options = RunnerOptions::for_prompts(ids.iter().map(Vec::len), 4, config.max_position_embeddings);
-        let device = open_device("emu").unwrap();
-        let mut runner = NpuRunner::new(config, broken, device, (pool().unwrap(), isa().unwrap()), &options).unwrap();
-        // No teacher names the token, and the head is no copy of the table.
-        assert!(!subject.config.tie_word_embeddings);
-        let (teacher, taps) = ([1, 2, 3], TapRequest::default());
-        let wanted: Vec<Forced<'_>> = ids.iter().map(|ids| Forced { ids, teacher: &teacher, taps: &taps }).collect();
-        assert!(!teacher.contains(&token));
-        let together = runner.record_together(&wanted, 4).unwrap();
-        let nan = |record: &Record| record.logits.iter().any(|x| x.is_nan());
-        assert_eq!(together.iter().map(nan).collect::<Vec<_>>(), [false, true, false]);
-        for at in [0, 2] {
-            let alone = runner.record(&ids[at], &teacher, 4, &taps).unwrap();
-            assert!(alone.logits == together[at].logits, "{at}");
-        }
-    }
-
-    #[test]
-    fn a_prompt_that_is_longer_than_the_model_goes_is_named() {
-        let mut subject = Subject::open("tiny_llama", None).unwrap();
-        let length = subject.capture().unwrap().prompt("long_00").unwrap().ids.len();
-        let bench = |subject: Subject| {
-            Bench::new(Arc::new(subject), "emu", &["long_00".to_owned()], PlanOptions::default()).map(|_| ())
-        };
-        subject.config.max_position_embeddings = 128;
-        let error = bench(subject).unwrap_err().to_string();
-        let said = ["config.json: max_position_embeddings: found 128", "prompt long_00", &format!("{length} tokens")];
-        assert!(said.iter().all(|said| error.contains(said)), "{error}");
-        let mut subject = Subject::open("tiny_llama", None).unwrap();
-        subject.config.max_position_embeddings = length + STEPS - 1;
-        bench(subject).unwrap();
-    }
-}
+mod tests;

@@ -12,7 +12,7 @@ use half::bf16;
 use ndarray::ArrayView2;
 
 use self::reference::Sample;
-use super::bench::open_device;
+use super::devices::open_device;
 use crate::check::metrics::Metrics;
 use crate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, Layout, Role};
 use crate::error::{Error, Result};

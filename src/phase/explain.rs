@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::bench::{isa, open_device, pool};
+use super::devices::{isa, open_device, pool};
 use super::{Bench, Subject, court};
 use crate::check::{Outcome, Verdict};
 use crate::error::{Error, Result};

@@ -9,6 +9,7 @@ pub mod calibrate;
 pub mod contracts;
 pub mod court;
 pub mod decode;
+pub mod devices;
 pub mod escape;
 pub mod explain;
 pub mod external;

@@ -21,7 +21,7 @@ use ndarray::Array2;
 use self::bound::Bound;
 use self::inputs::{Inputs, Set};
 use self::judge::{Limits, Target, Unit};
-use super::bench::open_device;
+use super::devices::open_device;
 use super::{Case, Finding, Outline};
 use crate::check::metrics::Metrics;
 use crate::check::{Extent, Verdict};

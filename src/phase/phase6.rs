@@ -181,7 +181,7 @@ fn exit_codes(deployment: &Deployment) -> Result<Finding> {
 }
 
 fn xrt_sys_is_there() -> bool {
-    super::bench::unavailable("npu").is_none()
+    super::devices::unavailable("npu").is_none()
 }
 
 /// The Makefile's targets, with the binary of this build.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
-use super::bench;
+use super::devices;
 use crate::check::token_set::STEPS;
 use crate::error::{Error, Result};
 use crate::model::{
@@ -304,8 +304,8 @@ impl Subject {
         options: &RunnerOptions,
         alteration: &dyn Alteration,
     ) -> Result<NpuRunner> {
-        let (config, host) = (self.config.clone(), (bench::pool()?, bench::isa()?));
-        let device = bench::open_device(device)?;
+        let (config, host) = (self.config.clone(), (devices::pool()?, devices::isa()?));
+        let device = devices::open_device(device)?;
         NpuRunner::altered(config, self.checkpoint.clone(), device, host, options, alteration)
     }
 

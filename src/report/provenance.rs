@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::bundle::ModelIdentity;
 use crate::error::Result;
 use crate::model::hashes::{sha256, sha256_file};
-use crate::phase::{Subject, bench};
+use crate::phase::{Subject, devices};
 use crate::reference::Capture;
 
 /// Commit of the project under `root`, `+changes` behind it where files differ from it; `unknown` where git cannot say.
@@ -59,7 +59,7 @@ pub fn of(subject: &Subject) -> Result<Vec<(String, String)>> {
         ("weights_sha256".into(), weights(subject)?),
         ("capture_sha256".into(), sha256_file(capture.path())?),
         ("reference".into(), capture.provenance().line()),
-        ("instruction_set".into(), bench::isa()?.to_string()),
+        ("instruction_set".into(), devices::isa()?.to_string()),
     ];
     all.extend(capture.identity().prompts_sha256.into_iter().map(|(file, hash)| (format!("prompts {file}"), hash)));
     Ok(all)

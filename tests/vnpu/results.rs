@@ -12,7 +12,7 @@ use phasegate::device::npu::{Label, NpuDevice};
 use phasegate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, DispatchHandle, Layout, Role};
 use phasegate::kernel::cache::KernelCache;
 use phasegate::kernel::{ArgRole, Dtype, Kernel};
-use phasegate::phase::bench::open_device;
+use phasegate::phase::devices::open_device;
 use phasegate::phase::{Outline, Subject, contracts, phase1};
 use phasegate::plan::{Op, PlanOptions};
 use phasegate::runner::{Record, Runner, RunnerOptions, TapRequest};

@@ -66,7 +66,7 @@ pub(super) fn run(args: DeployArgs) -> anyhow::Result<ExitCode> {
         ("emu", Datapath::Npu2) => "emu_npu2".to_owned(),
         (device, _) => device.to_owned(),
     };
-    if let Some(error) = phase::bench::unavailable(&device) {
+    if let Some(error) = phase::devices::unavailable(&device) {
         return Err(error.into());
     }
     let name = scaffold::scaffold(&root, &args.model, args.name.as_deref())?;

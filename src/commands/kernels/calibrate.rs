@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use crate::check::{Extent, Verdict};
 use crate::commands::ReportArgs;
-use crate::phase::{bench, calibrate};
+use crate::phase::{calibrate, devices};
 use crate::report::{Cell, Report, Table};
 
 pub(super) fn run(args: &ReportArgs) -> anyhow::Result<ExitCode> {
@@ -35,7 +35,7 @@ pub(super) fn run(args: &ReportArgs) -> anyhow::Result<ExitCode> {
         ]);
     }
     let extent = Extent::new().require("kernels", rows.len() as u64).compare("kernels", rows.len() as u64);
-    let device = bench::open_device(calibrate::DEVICE)?;
+    let device = devices::open_device(calibrate::DEVICE)?;
     let described = (device.info().label.clone(), device.info().description.clone());
     let mut report = Report::new("calibrate", "kernels", described, Verdict::judge(failures, extent));
     report.tables.push(table);

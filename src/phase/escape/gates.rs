@@ -9,7 +9,7 @@ use crate::check::Verdict;
 use crate::error::Result;
 use crate::fault::{Fault, Gate, Injection, Kind};
 use crate::kernel::Kernel;
-use crate::phase::bench::open_device;
+use crate::phase::devices::open_device;
 use crate::phase::needs::needs;
 use crate::phase::{Bench, Subject, added, decode, kv_rows, perplexity, phase0, phase1, phase2, phase3, positions};
 use crate::plan::PlanOptions;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 pub use locate::Place;
 
-use super::{Bench, Subject, added, bench, decode, kv_rows, perplexity, phase3, positions};
+use super::{Bench, Subject, added, decode, devices, kv_rows, perplexity, phase3, positions};
 use crate::check::{Outcome, Summary, Verdict};
 use crate::device::Arithmetic;
 use crate::error::{Error, Result};
@@ -99,7 +99,7 @@ pub fn inject(entry: &'static Entry, subject: &Arc<Subject>, device: &str) -> Re
     };
     let mut killed = entry.catches.iter().any(|gate| gates.get(gate).is_some_and(Sighting::stops));
     let mut gates = gates;
-    let ieee = bench::open_device(device)?.info().arithmetic == Arithmetic::Ieee;
+    let ieee = devices::open_device(device)?.info().arithmetic == Arithmetic::Ieee;
     let mut located = located(entry, &fault, subject, &gates, &place)?;
     if !ieee && (!killed || located == Some(false)) {
         // The same plan, weights and host on the other datapath: what the device's rounding hides is still there.

@@ -6,7 +6,7 @@ use half::bf16;
 
 use crate::compute::{Call, PackedWeight};
 use crate::error::Result;
-use crate::phase::bench;
+use crate::phase::devices;
 
 /// Measured with the emulated device's own kernels and threads.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,7 +27,7 @@ impl Ceilings {
     ///
     /// Errors: for a wrong `PHASEGATE_THREADS` or `PHASEGATE_ISA`.
     pub fn measure() -> Result<Ceilings> {
-        let (pool, isa) = (bench::pool()?, bench::isa()?);
+        let (pool, isa) = (devices::pool()?, devices::isa()?);
         let call = Call { pool: &pool, isa };
         let values = |len: usize| (0..len).map(|i| bf16::from_f32((i % 13) as f32 - 6.0)).collect::<Vec<_>>();
         let (m, k, n) = GEMM;

@@ -10,7 +10,7 @@ use phasegate::compute::Pool;
 use phasegate::device::emu::EmuDevice;
 use phasegate::device::{Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Device, DispatchHandle, Layout, Role};
 use phasegate::kernel::contract::{Argument, ArgumentLayout, ArgumentRole, Contract};
-use phasegate::phase::bench;
+use phasegate::phase::devices;
 use phasegate::tensor::transpose_bf16;
 
 /// How much of its outputs a run leaves behind.
@@ -69,7 +69,7 @@ pub fn run(contract: &[u8], arguments: &[Memory], written: Written) -> Result<()
 impl Engine {
     fn new() -> phasegate::error::Result<Engine> {
         let pool = Arc::new(Pool::new(phasegate::settings::threads()?));
-        let device = EmuDevice::new(bench::isa()?, pool, Arithmetic::Ieee);
+        let device = EmuDevice::new(devices::isa()?, pool, Arithmetic::Ieee);
         Ok(Engine { owner: std::process::id(), device, programs: HashMap::new(), weights: HashMap::new() })
     }
 
