@@ -43,6 +43,16 @@ pub fn bf16_from_le_bytes(bytes: &[u8]) -> Vec<bf16> {
     bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect()
 }
 
+/// [`bf16_from_le_bytes`] into memory at hand.
+///
+/// Shapes: `[2n] bytes -> [n]`; panics where they do not fit.
+pub fn copy_le_bytes(bytes: &[u8], to: &mut [bf16]) {
+    bytemuck::cast_slice_mut::<bf16, u8>(to).copy_from_slice(bytes);
+    if cfg!(target_endian = "big") {
+        to.iter_mut().for_each(|x| *x = bf16::from_bits(x.to_bits().swap_bytes()));
+    }
+}
+
 /// Transposes elements of two bytes.
 ///
 /// Shapes: `from [rows, cols] -> to [cols, rows]`; both hold exactly that many elements.

@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::{
     Isa,
-    exp::exp,
+    exp::exp2,
     lanes::{LANES, Lanes, Lanewise},
     npu2,
     pool::{Kernel, Worker},
@@ -115,8 +115,8 @@ impl<const NPU2: bool> Function for Gelu<NPU2> {
 /// `x / (1 + e^-t)`.
 #[inline(always)]
 fn times_sigmoid<L: Lanes>(l: L, x: L::F, t: L::F) -> L::F {
-    let e = exp(l, l.sub(l.splat(0.0), t));
-    l.div(x, l.add(l.splat(1.0), e))
+    let e = exp2(l, l.mul(t, l.splat(-std::f32::consts::LOG2_E)));
+    l.mul(x, l.reciprocal(l.add(l.splat(1.0), e)))
 }
 
 /// `y[i] = f(a[i], b[i])` for `len` elements.
@@ -125,8 +125,15 @@ fn times_sigmoid<L: Lanes>(l: L, x: L::F, t: L::F) -> L::F {
 /// All three are valid for `len` elements; `y` is `a` or `b` or overlaps neither.
 #[inline(always)]
 unsafe fn apply<L: Lanes>(l: L, f: &impl Function, a: *const bf16, b: *const bf16, y: *mut bf16, len: usize) {
-    let whole = len - len % LANES;
-    for i in (0..whole).step_by(LANES) {
+    let (pairs, whole) = (len - len % (2 * LANES), len - len % LANES);
+    for i in (0..pairs).step_by(2 * LANES) {
+        // SAFETY: sixteen pairs from `i` on exist, and are read before they are written.
+        unsafe {
+            let ((a0, a1), (b0, b1)) = (l.load_pairs(a.add(i).cast()), l.load_pairs(b.add(i).cast()));
+            l.store_bf16_pairs(y.add(i), f.of(l, a0, b0), f.of(l, a1, b1));
+        }
+    }
+    for i in (pairs..whole).step_by(LANES) {
         // SAFETY: sixteen elements from `i` on exist, and are read before they are written.
         unsafe { l.store_bf16(y.add(i), f.of(l, l.load_bf16(a.add(i)), l.load_bf16(b.add(i)))) };
     }

@@ -14,9 +14,9 @@ pub enum Isa {
     Portable,
     /// AVX2 and FMA.
     Avx2,
-    /// AVX-512 F.
+    /// AVX-512 F and DQ.
     Avx512f,
-    /// AVX-512 F and BF16 (`vdpbf16ps`).
+    /// AVX-512 F, DQ, BW and BF16 (`vdpbf16ps`).
     Avx512bf16,
 }
 
@@ -36,8 +36,14 @@ impl Isa {
         match self {
             Isa::Portable => true,
             Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-            Isa::Avx512f => Isa::Avx2.supported() && is_x86_feature_detected!("avx512f"),
-            Isa::Avx512bf16 => Isa::Avx512f.supported() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512f => {
+                Isa::Avx2.supported() && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq")
+            }
+            Isa::Avx512bf16 => {
+                Isa::Avx512f.supported()
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512bf16")
+            }
         }
     }
 

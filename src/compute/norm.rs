@@ -117,32 +117,45 @@ impl<R: NormRow> Lanewise for Share<'_, R> {
 /// `x`, `weight` and `y` are valid for `cols` elements; `y` is `x` or overlaps neither.
 #[inline(always)]
 unsafe fn normalise<L: Lanes>(l: L, x: *const bf16, weight: *const bf16, eps: f32, y: *mut bf16, cols: usize) {
-    let whole = cols - cols % LANES;
-    let (mut tail_x, mut tail_w) = ([bf16::ZERO; LANES], [bf16::ZERO; LANES]);
-    // SAFETY: fewer than LANES elements are left from `whole` on; full vectors end at `whole`.
+    const STEP: usize = 2 * LANES;
+    let whole = cols - cols % STEP;
+    let (mut tail_x, mut tail_w) = ([bf16::ZERO; STEP], [bf16::ZERO; STEP]);
+    // SAFETY: fewer than STEP elements are left from `whole` on; steps of sixteen pairs end at `whole`.
     unsafe {
         tail_x.as_mut_ptr().copy_from_nonoverlapping(x.add(whole), cols - whole);
         tail_w.as_mut_ptr().copy_from_nonoverlapping(weight.add(whole), cols - whole);
-        // Two chains hide the latency of the addition; a product of bf16 is exact, so FMA or not gives the same sum.
-        let mut squares = [l.splat(0.0); 2];
-        for i in (0..whole).step_by(LANES) {
-            let v = l.load_bf16(x.add(i));
-            squares.swap(0, 1);
-            squares[0] = l.mul_add(v, v, squares[0]);
+        // Even and odd elements apart: two chains hide the latency of the addition. A product of bf16 is exact, so FMA or not gives
+        // the same sum.
+        let (mut even, mut odd) = (l.splat(0.0), l.splat(0.0));
+        for i in (0..whole).step_by(STEP) {
+            let v = l.load_pairs(x.add(i).cast());
+            (even, odd) = (l.mul_add(v.0, v.0, even), l.mul_add(v.1, v.1, odd));
         }
-        let v = l.load_bf16(tail_x.as_ptr());
-        squares[0] = l.mul_add(v, v, squares[0]);
-        let mean = l.sum(l.add(squares[0], squares[1])) / cols as f32;
+        let v = l.load_pairs(tail_x.as_ptr().cast());
+        (even, odd) = (l.mul_add(v.0, v.0, even), l.mul_add(v.1, v.1, odd));
+        let mean = l.sum(l.add(even, odd)) / cols as f32;
         let rstd = l.splat(1.0 / (mean + eps).sqrt());
-        let scaled = |x: *const bf16, w: *const bf16| l.mul(l.mul(l.load_bf16(x), rstd), l.load_bf16(w));
-        for i in (0..whole).step_by(LANES) {
-            l.store_bf16(y.add(i), scaled(x.add(i), weight.add(i)));
+        for i in (0..whole).step_by(STEP) {
+            scale(l, x.add(i), rstd, weight.add(i), y.add(i));
         }
         if whole < cols {
-            let value = scaled(tail_x.as_ptr(), tail_w.as_ptr());
-            l.store_bf16(tail_x.as_mut_ptr(), value);
-            y.add(whole).copy_from_nonoverlapping(tail_x.as_ptr(), cols - whole);
+            let mut tail_y = [bf16::ZERO; STEP];
+            scale(l, tail_x.as_ptr(), rstd, tail_w.as_ptr(), tail_y.as_mut_ptr());
+            y.add(whole).copy_from_nonoverlapping(tail_y.as_ptr(), cols - whole);
         }
+    }
+}
+
+/// `y = x * rstd * weight` for sixteen pairs.
+///
+/// # Safety
+/// `x` and `weight` are valid for reads of sixteen pairs, `y` for writes of as many.
+#[inline(always)]
+unsafe fn scale<L: Lanes>(l: L, x: *const bf16, rstd: L::F, weight: *const bf16, y: *mut bf16) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (x, w) = (l.load_pairs(x.cast()), l.load_pairs(weight.cast()));
+        l.store_bf16_pairs(y, l.mul(l.mul(x.0, rstd), w.0), l.mul(l.mul(x.1, rstd), w.1));
     }
 }
 

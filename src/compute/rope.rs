@@ -93,17 +93,38 @@ impl<const NPU2: bool> Lanewise for Share<'_, NPU2> {
 /// All three are valid for `2 * half` elements; `y` is `x` or overlaps neither.
 #[inline(always)]
 unsafe fn rotate<L: Lanes, const NPU2: bool>(l: L, x: *const bf16, lut: *const bf16, y: *mut bf16, half: usize) {
-    for i in (0..half).step_by(LANES) {
+    let pairs = half - half % (2 * LANES);
+    for i in (0..pairs).step_by(2 * LANES) {
+        // SAFETY: sixteen pairs from `i` and from `half + i` on exist, and are read before they are written.
+        unsafe {
+            let (x0, x1) = (l.load_pairs(x.add(i).cast()), l.load_pairs(x.add(half + i).cast()));
+            let (cos, sin) = (l.load_pairs(lut.add(i).cast()), l.load_pairs(lut.add(half + i).cast()));
+            let even = turn::<L, NPU2>(l, (x0.0, x1.0), (cos.0, sin.0));
+            let odd = turn::<L, NPU2>(l, (x0.1, x1.1), (cos.1, sin.1));
+            l.store_bf16_pairs(y.add(i), even.0, odd.0);
+            l.store_bf16_pairs(y.add(half + i), even.1, odd.1);
+        }
+    }
+    for i in (pairs..half).step_by(LANES) {
         let len = LANES.min(half - i);
         // SAFETY: `len` elements from `i` and from `half + i` on exist, and are read before they are written.
         unsafe {
             let (x0, x1) = (load(l, x.add(i), len), load(l, x.add(half + i), len));
             let (cos, sin) = (load(l, lut.add(i), len), load(l, lut.add(half + i), len));
-            // A product of bf16 is exact in f32, so FMA or not gives the same bits.
-            store(l, y.add(i), narrow::<L, NPU2>(l, l.sub(l.mul(x0, cos), l.mul(x1, sin))), len);
-            store(l, y.add(half + i), narrow::<L, NPU2>(l, l.mul_add(x1, cos, l.mul(x0, sin))), len);
+            let (y0, y1) = turn::<L, NPU2>(l, (x0, x1), (cos, sin));
+            store(l, y.add(i), y0, len);
+            store(l, y.add(half + i), y1, len);
         }
     }
+}
+
+/// Both halves of what [`Rope`] makes of both halves.
+#[inline(always)]
+fn turn<L: Lanes, const NPU2: bool>(l: L, (x0, x1): (L::F, L::F), (cos, sin): (L::F, L::F)) -> (L::F, L::F) {
+    // A product of bf16 is exact in f32, so FMA or not gives the same bits.
+    let y0 = l.sub(l.mul(x0, cos), l.mul(x1, sin));
+    let y1 = l.mul_add(x1, cos, l.mul(x0, sin));
+    (narrow::<L, NPU2>(l, y0), narrow::<L, NPU2>(l, y1))
 }
 
 /// # Safety

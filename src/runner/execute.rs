@@ -137,10 +137,12 @@ impl Run<'_> {
                 self.write(k_lut, 0, &row[..self.config.kv_dim()])
             }
             HostOp::KvAppend { layer, k, v } => {
-                let len = valid * self.config.kv_dim();
-                let keys = self.read_part(k, 0, len)?;
-                let values = self.read_part(v, 0, len)?;
-                self.kv.append(layer, self.span.position, &keys, &values)
+                let [keys, values] = self.kv.extend(layer, self.span.position, valid)?;
+                for (id, rows) in [(k, keys), (v, values)] {
+                    let bytes = self.device.read(self.compiled.handles[id.0], 0, rows.len() * 2)?;
+                    tensor::copy_le_bytes(bytes, rows);
+                }
+                Ok(())
             }
             HostOp::DecodeAttention { layer, q, out } => {
                 let q = self.read(q)?;

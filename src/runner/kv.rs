@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// Keys (after QK-norm and RoPE) and values of every layer.
 ///
-/// Shapes: per layer `[capacity, kv_dim]`, row-major; rows from `len` on hold NaN.
+/// Shapes: per layer `[capacity, kv_dim]`, row-major; rows that no prompt has written hold NaN.
 pub struct KvCache {
     kv_dim: usize,
     capacity: usize,
@@ -21,12 +21,13 @@ impl KvCache {
         KvCache { kv_dim, capacity, keys: empty(), values: empty(), written: vec![0; layers] }
     }
 
-    /// Forgets everything; what was written is NaN again, so that no row of an earlier prompt can be attended to.
-    pub fn clear(&mut self) {
+    /// Forgets everything, for a prompt of `rows` positions: nobody can read a row until it is written, and those behind the prompt
+    /// hold NaN again, so that no row of an earlier one can be attended to.
+    pub fn restart(&mut self, rows: usize) {
         for (layer, written) in self.written.iter_mut().enumerate() {
-            let used = *written * self.kv_dim;
-            self.keys[layer][..used].fill(bf16::NAN);
-            self.values[layer][..used].fill(bf16::NAN);
+            let stale = (rows * self.kv_dim).min(*written * self.kv_dim)..*written * self.kv_dim;
+            self.keys[layer][stale.clone()].fill(bf16::NAN);
+            self.values[layer][stale].fill(bf16::NAN);
             *written = 0;
         }
     }
@@ -53,13 +54,12 @@ impl KvCache {
         self.written.iter().all(|&n| n == 0)
     }
 
-    /// Writes rows from `position` on.
+    /// The keys and the values of `rows` rows from `position` on, for the caller to write now.
     ///
-    /// Shapes: `keys`, `values` `[n, kv_dim]`.
+    /// Shapes: `[rows, kv_dim]` each.
     /// Errors: [`Error::Plan`] when the rows do not fit or leave a gap.
-    pub fn append(&mut self, layer: usize, position: usize, keys: &[bf16], values: &[bf16]) -> Result<()> {
-        let rows = keys.len() / self.kv_dim;
-        if position > self.written[layer] || position + rows > self.capacity || keys.len() != values.len() {
+    pub fn extend(&mut self, layer: usize, position: usize, rows: usize) -> Result<[&mut [bf16]; 2]> {
+        if position > self.written[layer] || position + rows > self.capacity {
             return Err(Error::Plan {
                 why: format!(
                     "kv cache: layer {layer}: rows {position}..{} do not follow {} written ones within {}",
@@ -69,11 +69,9 @@ impl KvCache {
                 ),
             });
         }
-        let range = position * self.kv_dim..position * self.kv_dim + keys.len();
-        self.keys[layer][range.clone()].copy_from_slice(keys);
-        self.values[layer][range].copy_from_slice(values);
         self.written[layer] = position + rows;
-        Ok(())
+        let range = position * self.kv_dim..(position + rows) * self.kv_dim;
+        Ok([&mut self.keys[layer][range.clone()], &mut self.values[layer][range]])
     }
 
     /// The written keys of a layer.
@@ -100,21 +98,33 @@ impl KvCache {
 mod tests {
     use super::*;
 
+    fn write(kv: &mut KvCache, position: usize, row: [bf16; 2]) {
+        let [keys, values] = kv.extend(0, position, 1).unwrap();
+        keys.copy_from_slice(&row);
+        values.copy_from_slice(&row);
+    }
+
     #[test]
-    fn a_cleared_cache_holds_nothing_of_the_earlier_prompt() {
-        let mut kv = KvCache::new(1, 2, 4);
-        let row = [bf16::ONE, bf16::ONE];
-        kv.append(0, 0, &row, &row).unwrap();
-        kv.append(0, 1, &row, &row).unwrap();
-        kv.clear();
-        assert!(kv.is_empty() && kv.raw_mut(0).0.iter().all(|v| v.is_nan()));
+    fn a_cache_that_starts_again_shows_nothing_of_the_earlier_prompt() {
+        for rows in 0..4 {
+            let mut kv = KvCache::new(1, 2, 4);
+            (0..3).for_each(|position| write(&mut kv, position, [bf16::ONE; 2]));
+            kv.restart(rows);
+            assert!(kv.is_empty() && kv.keys(0).is_empty() && kv.values(0).is_empty());
+            (0..rows).for_each(|position| write(&mut kv, position, [bf16::ZERO; 2]));
+            let (keys, values) = kv.raw_mut(0);
+            for side in [keys, values] {
+                assert!(side[..2 * rows].iter().all(|v| *v == bf16::ZERO), "{rows}: {side:?}");
+                assert!(side[2 * rows..].iter().all(|v| v.is_nan()), "{rows}: {side:?}");
+            }
+        }
     }
 
     #[test]
     fn a_gap_or_an_overflow_is_an_error() {
         let mut kv = KvCache::new(1, 1, 2);
-        assert!(kv.append(0, 1, &[bf16::ONE], &[bf16::ONE]).is_err());
-        assert!(kv.append(0, 0, &[bf16::ONE; 3], &[bf16::ONE; 3]).is_err());
-        assert!(kv.append(0, 0, &[bf16::ONE; 2], &[bf16::ONE; 1]).is_err());
+        assert!(kv.extend(0, 1, 1).is_err());
+        assert!(kv.extend(0, 0, 3).is_err());
+        assert!(kv.is_empty());
     }
 }

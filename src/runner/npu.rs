@@ -273,7 +273,7 @@ impl NpuRunner {
     fn prefill_in(&mut self, lane: usize, ids: &[u32]) -> Result<Vec<bf16>> {
         let (seq_len, _) = self.bucket_for(ids.len())?;
         self.check_ids(ids)?;
-        self.lanes[lane].kv.clear();
+        self.lanes[lane].kv.restart(ids.len());
         self.execute(lane, Some(seq_len), Span { ids, position: 0 })
     }
 }

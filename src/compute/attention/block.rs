@@ -7,7 +7,7 @@ use half::bf16;
 
 use super::{Attention, DecodeAttention, Sight, Split};
 use crate::compute::{
-    exp::exp2_negative,
+    exp::exp2,
     lanes::{LANES, Lanes, Lanewise},
     pack::{PANEL, pack_panel},
     pool::Worker,
@@ -18,7 +18,7 @@ use super::border::{Contexts, Scores};
 use super::scratch::{Layout, Scratch};
 
 /// Positions of a block; part of the arithmetic, since each block rescales what came before.
-pub(super) const KV_BLOCK: usize = 64;
+pub(super) const KV_BLOCK: usize = 128;
 /// Tokens of a task; all heads of the group share its packed blocks. Long sequences take larger ones: there are tasks enough.
 const Q_BLOCK: usize = 96;
 const LONG_Q_BLOCK: usize = 192;
@@ -144,7 +144,7 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
                 let columns = PANEL.min(len - p * PANEL);
                 pack_panel(l, scratch.key_panel(p), rows, task.kv_stride, columns, task.head_dim);
             }
-            pack_values(l, scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
+            pack_values::<L, KV_BLOCK>(l, scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
         };
         let block = Block { start, len, finite };
         for band in 0..task.bands {
@@ -253,7 +253,7 @@ unsafe fn softmax<L: Lanes>(
             let new = l.max(running, top);
             l.store(scratch.maximum().add(state), new);
             let shift = l.mul(l.sub(running, new), l.splat(factor));
-            l.store(scratch.rescale().add(base), exp2_negative(l, shift));
+            l.store(scratch.rescale().add(base), exp2(l, shift));
         }
     }
     for base in (0..count).step_by(LANES) {
@@ -310,16 +310,25 @@ unsafe fn top_of_row<L: Lanes>(l: L, scores: *const f32, seen: usize) -> L::F {
 unsafe fn exponentials<L: Lanes>(l: L, scores: *const f32, to: *mut bf16, seen: usize, factor: f32, top: f32) -> L::F {
     // SAFETY: the caller's.
     unsafe {
+        if seen < KV_BLOCK {
+            // The vectors that a row sees anything of; zeros behind them.
+            let mut sum = l.splat(0.0);
+            for v in 0..VECS {
+                let mut p = l.splat(0.0);
+                if v * LANES < seen {
+                    let x = l.mul(l.sub(l.load(scores.add(v * LANES)), l.splat(top)), l.splat(factor));
+                    p = l.keep_first(exp2(l, x), seen - v * LANES, 0.0);
+                }
+                sum = l.add(sum, p);
+                l.store_bf16(to.add(v * LANES), p);
+            }
+            return sum;
+        }
         let mut s = [l.splat(0.0); VECS];
         for v in 0..VECS {
             // The difference first: of large numbers, `factor * score - factor * top` is far from 0 at the top itself.
             let x = l.mul(l.sub(l.load(scores.add(v * LANES)), l.splat(top)), l.splat(factor));
-            s[v] = exp2_negative(l, x);
-        }
-        if seen < KV_BLOCK {
-            for v in 0..VECS {
-                s[v] = l.keep_first(s[v], seen.saturating_sub(v * LANES), 0.0);
-            }
+            s[v] = exp2(l, x);
         }
         let mut sum = s[0];
         l.store_bf16(to, s[0]);
@@ -352,7 +361,7 @@ unsafe fn contexts<L: Lanes>(
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_values(l, scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
+                pack_values::<L, KV_BLOCK>(l, scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
                 product(l, task, scratch, band * task.rows + row, i, 1, seen, true);
             }
         }
@@ -394,10 +403,10 @@ unsafe fn product<L: Lanes>(
 /// Packs `len` rows of values, pairs along the positions, zero behind them; gives whether all are finite.
 ///
 /// # Safety
-/// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of KV_BLOCK positions, `rows` for reads of `len` rows of
-/// `head_dim` elements, `stride` apart; `len <= KV_BLOCK`.
+/// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of BLOCK positions, `rows` for reads of `len` rows of
+/// `head_dim` elements, `stride` apart; `len <= BLOCK`, which is even.
 #[inline(always)]
-pub(in crate::compute) unsafe fn pack_values<L: Lanes>(
+pub(in crate::compute) unsafe fn pack_values<L: Lanes, const BLOCK: usize>(
     l: L,
     panels: *mut u32,
     rows: *const bf16,
@@ -408,7 +417,7 @@ pub(in crate::compute) unsafe fn pack_values<L: Lanes>(
     // The largest power of two, lane by lane: infinite where a value is infinite or NaN.
     let mut top = l.splat(0.0);
     for p in 0..head_dim.div_ceil(PANEL) {
-        for pair in 0..KV_BLOCK / 2 {
+        for pair in 0..BLOCK / 2 {
             for column in (0..PANEL).step_by(LANES) {
                 let first = p * PANEL + column;
                 let columns = head_dim.saturating_sub(first).min(LANES);
@@ -421,7 +430,7 @@ pub(in crate::compute) unsafe fn pack_values<L: Lanes>(
                     };
                     let (even, odd) = (row(2 * pair), row(2 * pair + 1));
                     top = l.max(top, l.max(l.power(even), l.power(odd)));
-                    l.store_pairs(panels.add((p * (KV_BLOCK / 2) + pair) * PANEL + column), even, odd);
+                    l.store_pairs(panels.add((p * (BLOCK / 2) + pair) * PANEL + column), even, odd);
                 }
             }
         }

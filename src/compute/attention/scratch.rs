@@ -160,7 +160,7 @@ impl Scratch {
         self.layout.context_stride
     }
 
-    /// Divides the context of a row by its sum and rounds it.
+    /// The context of a row over its sum, rounded.
     ///
     /// # Safety
     /// `out` is valid for writes of `head_dim` elements, and this is the layout's head_dim.
@@ -168,9 +168,10 @@ impl Scratch {
     pub(super) unsafe fn write_row<L: Lanes>(&self, l: L, row: usize, out: *mut bf16, head_dim: usize) {
         // SAFETY: row `row` has a sum and a context padded to whole vectors; `out` is cut at `head_dim`.
         unsafe {
-            let total = l.splat(*self.total.add(row));
+            // A sum is at least the 1 of the largest score.
+            let inverse = l.reciprocal(l.splat(*self.total.add(row)));
             for i in (0..head_dim).step_by(LANES) {
-                let value = l.div(l.load(self.context(row).add(i)), total);
+                let value = l.mul(l.load(self.context(row).add(i)), inverse);
                 if i + LANES <= head_dim {
                     l.store_bf16(out.add(i), value);
                 } else {

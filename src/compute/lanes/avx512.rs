@@ -8,31 +8,46 @@ use half::bf16;
 
 use super::{EXPONENT, Lanes, Lanewise, TWICE_BIAS};
 
-/// Proof that the CPU has AVX-512 F (and AVX2 and FMA).
+/// Proof that the CPU has AVX-512 F and DQ (and AVX2 and FMA).
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(());
 
-/// Proof that the CPU has AVX-512 F and BF16.
+/// Proof that the CPU has AVX-512 F, DQ, BW and BF16.
 #[derive(Clone, Copy)]
 pub(super) struct Avx512Bf16(());
 
-/// Does `work` with AVX-512 F.
+/// Does `work` with AVX-512 F and DQ.
 ///
 /// # Safety
-/// The CPU has AVX-512 F, AVX2 and FMA.
-#[target_feature(enable = "avx2,fma,avx512f")]
+/// The CPU has AVX-512 F and DQ, AVX2 and FMA.
+#[target_feature(enable = "avx2,fma,avx512f,avx512dq")]
 pub(super) unsafe fn enter<W: Lanewise>(work: W) -> W::Output {
     work.with(Avx512(()))
 }
 
-/// Does `work` with AVX-512 F and BF16.
+/// Does `work` with AVX-512 F, DQ, BW and BF16.
 ///
 /// # Safety
-/// The CPU has AVX-512 F and BF16, AVX2 and FMA.
-#[target_feature(enable = "avx2,fma,avx512f,avx512bf16")]
+/// The CPU has AVX-512 F, DQ, BW and BF16, AVX2 and FMA.
+#[target_feature(enable = "avx2,fma,avx512f,avx512dq,avx512bw,avx512bf16")]
 pub(super) unsafe fn enter_bf16<W: Lanewise>(work: W) -> W::Output {
     work.with(Avx512Bf16(()))
 }
+
+/// 2^126, the largest power of two whose reciprocal is normal.
+const LARGE: f32 = f32::from_bits(253 << 23);
+
+/// From the even elements and then the odd ones to pairs.
+const PAIRED: [u16; 32] = {
+    let mut from = [0; 32];
+    let mut i = 0;
+    while i < 16 {
+        from[2 * i] = i as u16;
+        from[2 * i + 1] = 16 + i as u16;
+        i += 1;
+    }
+    from
+};
 
 /// Calls an intrinsic that touches no memory.
 macro_rules! op {
@@ -281,6 +296,22 @@ macro_rules! shared {
         }
 
         #[inline(always)]
+        fn whole_and_fraction(self, x: __m512) -> (__m512, __m512) {
+            // What is left of x by rounding down to integers, 0 for infinities; `scale` rounds x itself down, and takes any.
+            (x, op!(_mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x)))
+        }
+
+        #[inline(always)]
+        fn reciprocal(self, v: __m512) -> __m512 {
+            op!({
+                // Fourteen bits, and one step of Newton's; its own operand is kept finite, for 0 * infinity would be NaN.
+                let near = _mm512_rcp14_ps(v);
+                let finite = _mm512_min_ps(v, _mm512_set1_ps(LARGE));
+                _mm512_fmadd_ps(near, _mm512_fnmadd_ps(finite, near, _mm512_set1_ps(1.0)), near)
+            })
+        }
+
+        #[inline(always)]
         fn scale(self, p: __m512, n: __m512) -> __m512 {
             op!(_mm512_scalef_ps(p, n))
         }
@@ -386,6 +417,16 @@ impl Lanes for Avx512Bf16 {
     unsafe fn store_bf16(self, p: *mut bf16, v: __m512) {
         // SAFETY: the caller's, and `self` proves the instruction; `__m256bh` is 32 bytes of bf16.
         unsafe { p.cast::<__m256bh>().write_unaligned(_mm512_cvtneps_pbh(v)) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16_pairs(self, p: *mut bf16, even: __m512, odd: __m512) {
+        // SAFETY: the caller's, and `self` proves the instructions; `__m512bh` and `__m512i` are 64 bytes without invalid values.
+        unsafe {
+            let apart = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd, even));
+            let paired = _mm512_loadu_si512(PAIRED.as_ptr().cast());
+            _mm512_storeu_si512(p.cast(), _mm512_permutexvar_epi16(paired, apart));
+        }
     }
 
     #[inline(always)]

@@ -73,9 +73,25 @@ pub(super) trait Lanes: Copy + Send + Sync {
     /// To the nearest integer; |v| is far below 2^22.
     fn round(self, v: Self::F) -> Self::F;
 
-    /// `p * 2^n` for integral `n` in -127..=128 and `p` in 0.5..2; below 2^-126 it may flush to zero, at n = 128 it may
-    /// be infinity.
+    /// The whole part of `x` as [`Lanes::scale`] takes it, and the fraction, from 0 to 1 (1 only by rounding). Below -126 both
+    /// may be those of -126, and from 128 on those of 128.
+    #[inline(always)]
+    fn whole_and_fraction(self, x: Self::F) -> (Self::F, Self::F) {
+        // `x` is the second operand, so NaN passes.
+        let x = self.min(self.splat(128.0), self.max(self.splat(-126.0), x));
+        let n = self.floor(x);
+        (n, self.sub(x, n))
+    }
+
+    /// `p * 2^n` for `p` in 1..=2 and a whole part that [`Lanes::whole_and_fraction`] gave; below 2^-126 it may flush to zero, at
+    /// n = 128 it is infinity.
     fn scale(self, p: Self::F, n: Self::F) -> Self::F;
+
+    /// `1 / v` for `v` of at least 1, within 2 ulp up to 2^125 and within 2^-125 above; 0 for infinity.
+    #[inline(always)]
+    fn reciprocal(self, v: Self::F) -> Self::F {
+        self.div(self.splat(1.0), v)
+    }
 
     /// To the integer below or equal; |v| is far below 2^22.
     fn floor(self, v: Self::F) -> Self::F;
@@ -107,14 +123,25 @@ pub(super) trait Lanes: Copy + Send + Sync {
     /// The even and the odd elements of sixteen pairs.
     ///
     /// # Safety
-    /// `p` is valid for reads of sixteen u32.
+    /// `p` is valid for reads of sixteen u32; it need not be aligned.
     unsafe fn load_pairs(self, p: *const u32) -> (Self::F, Self::F);
 
     /// Writes sixteen pairs of numbers that are bf16 already.
     ///
     /// # Safety
-    /// `p` is valid for writes of sixteen u32.
+    /// `p` is valid for writes of sixteen u32; it need not be aligned.
     unsafe fn store_pairs(self, p: *mut u32, even: Self::F, odd: Self::F);
+
+    /// Rounds sixteen pairs as [`Lanes::store_bf16`] does. With [`Lanes::load_pairs`] it is the fast way through many numbers
+    /// whose lane does not matter.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of 32 bf16.
+    #[inline(always)]
+    unsafe fn store_bf16_pairs(self, p: *mut bf16, even: Self::F, odd: Self::F) {
+        // SAFETY: the caller's; a pair of bf16 is one u32.
+        unsafe { self.store_pairs(p.cast(), self.round_nearest(even), self.round_nearest(odd)) }
+    }
 
     /// Lane i: [`Lanes::sum`] of the sixteen f32 from `rows + 16 * i` on.
     ///

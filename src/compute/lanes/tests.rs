@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::compute::{
-    exp::{exp, exp2_negative},
-    testing::{isas, noise},
+    exp::exp2,
+    testing::{bits, isas, noise},
 };
 
-/// `e^x`, or `2^x` where that is asked for.
-struct Exp<'a>(&'a [f32], bool);
+/// `2^x`, or `1 / x` where that is asked for.
+struct Unary<'a>(&'a [f32], bool);
 
-impl Lanewise for Exp<'_> {
+impl Lanewise for Unary<'_> {
     type Output = Vec<f32>;
 
     #[inline(always)]
@@ -19,7 +19,7 @@ impl Lanewise for Exp<'_> {
             // SAFETY: the test passes whole vectors.
             unsafe {
                 let x = l.load(self.0.as_ptr().add(i));
-                l.store(out.as_mut_ptr().add(i), if self.1 { exp2_negative(l, x) } else { exp(l, x) });
+                l.store(out.as_mut_ptr().add(i), if self.1 { l.reciprocal(x) } else { exp2(l, x) });
             }
         }
         out
@@ -27,29 +27,91 @@ impl Lanewise for Exp<'_> {
 }
 
 #[test]
-fn exp_is_within_two_ulp() {
-    let x: Vec<f32> = (0..1 << 16).map(|i| -87.0 + i as f32 * (175.0 / 65536.0)).collect();
+fn exp2_is_within_3e_6() {
+    let x: Vec<f32> = (0..1 << 16).map(|i| -125.0 + i as f32 * (252.0 / 65536.0)).collect();
     for isa in isas() {
-        for (x, y) in x.iter().zip(isa.dispatch(Exp(&x, false))) {
-            let exact = f64::from(*x).exp();
-            let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
-            assert!((f64::from(y) - exact).abs() <= 2.0 * ulp, "{isa}: exp({x}) = {y}");
+        for (x, y) in x.iter().zip(isa.dispatch(Unary(&x, false))) {
+            let exact = f64::from(*x).exp2();
+            assert!((f64::from(y) / exact - 1.0).abs() <= 3e-6, "{isa}: 2^{x} = {y}");
         }
     }
 }
 
 #[test]
-fn exp2_is_within_3e_6() {
-    let x: Vec<f32> = (0..1 << 16).map(|i| -125.0 + i as f32 * (125.0 / 65535.0)).collect();
-    let ends = [f32::NEG_INFINITY, -1e30, -126.5, f32::NAN].repeat(4);
+fn exp2_at_the_ends_and_at_integers() {
+    let small = [f32::NEG_INFINITY, f32::MIN, -1e30, -200.0, -127.5, -126.5];
+    let nan = [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001)];
+    let large = [f32::INFINITY, f32::MAX, 1e30, 129.0, 128.0];
+    let whole: Vec<f32> = (-125..128).map(|n| n as f32).collect();
+    let one = [0.0, -0.0, 1e-40, 1e-30];
+    let mut x = [&small[..], &nan, &large, &one, &whole].concat();
+    x.resize(x.len().next_multiple_of(LANES), 0.0);
     for isa in isas() {
-        for (x, y) in x.iter().zip(isa.dispatch(Exp(&x, true))) {
-            let exact = f64::from(*x).exp2();
-            assert!((f64::from(y) / exact - 1.0).abs() <= 3e-6, "{isa}: 2^{x} = {y}");
-            assert!(*x != 0.0 || y == 1.0, "{isa}: 2^0 = {y}");
+        let y = isa.dispatch(Unary(&x, false));
+        let (end, nans, top) = (small.len(), small.len() + nan.len(), small.len() + nan.len() + large.len());
+        assert!(y[..end].iter().all(|y| (0.0..1e-37).contains(y)), "{isa}: {y:?}");
+        assert!(y[end..nans].iter().all(|y| y.is_nan()), "{isa}: {y:?}");
+        assert!(y[nans..top].iter().all(|y| *y == f32::INFINITY), "{isa}: {y:?}");
+        assert_eq!(y[top..top + one.len()], [1.0; 4], "{isa}");
+        // A power of two rescales what came before: that must not cost a rounding.
+        for (x, y) in whole.iter().zip(&y[top + one.len()..]) {
+            assert_eq!(*y, x.exp2(), "{isa}: 2^{x}");
         }
-        let y = isa.dispatch(Exp(&ends, true));
-        assert!(y[..3].iter().all(|y| (0.0..1e-37).contains(y)) && y[3].is_nan(), "{isa}: {y:?}");
+    }
+}
+
+#[test]
+fn a_reciprocal_is_within_two_ulp() {
+    let mut v: Vec<f32> = (0..1 << 16).map(|i| f32::from_bits((127 << 23) + i * ((127 << 23) / (1 << 16)))).collect();
+    v.extend([f32::INFINITY, f32::MAX, f32::NAN, 1.0].repeat(4));
+    for isa in isas() {
+        for (v, y) in v.iter().zip(isa.dispatch(Unary(&v, true))) {
+            let (exact, least) = (1.0 / f64::from(*v), 2f64.powi(-125));
+            let close = (f64::from(y) - exact).abs() <= if exact < least { least } else { exact * 2f64.powi(-22) };
+            assert!(if v.is_nan() { y.is_nan() } else { close }, "{isa}: 1 / {v} = {y}");
+            assert!(*v != f32::INFINITY || y == 0.0, "{isa}: 1 / infinity = {y}");
+        }
+    }
+}
+
+/// Sixteen pairs there and back: as numbers, and rounded again.
+struct Pairs<'a>(&'a [bf16], f32);
+
+impl Lanewise for Pairs<'_> {
+    type Output = [Vec<bf16>; 2];
+
+    #[inline(always)]
+    fn with<L: Lanes>(self, l: L) -> [Vec<bf16>; 2] {
+        let len = self.0.len();
+        let (mut paired, mut plain) = (vec![bf16::ZERO; len], vec![bf16::ZERO; len]);
+        let factor = l.splat(self.1);
+        // An odd element first: pairs need not be aligned.
+        for i in (1..len - 2 * LANES).step_by(2 * LANES) {
+            // SAFETY: 32 elements from `i` on exist in all of them.
+            unsafe {
+                let (even, odd) = l.load_pairs(self.0.as_ptr().add(i).cast());
+                l.store_bf16_pairs(paired.as_mut_ptr().add(i), l.mul(even, factor), l.mul(odd, factor));
+                for at in [i, i + LANES] {
+                    l.store_bf16(plain.as_mut_ptr().add(at), l.mul(l.load_bf16(self.0.as_ptr().add(at)), factor));
+                }
+            }
+        }
+        [paired, plain]
+    }
+}
+
+#[test]
+fn pairs_are_rounded_as_single_numbers_are() {
+    let mut x = noise(1 + 64 * LANES, 3);
+    x[5] = bf16::NAN;
+    x[6] = bf16::NEG_INFINITY;
+    x[37] = bf16::MAX;
+    for isa in isas() {
+        for factor in [1.0, 1.000_1, -0.333_3, 3.1] {
+            let [paired, plain] = isa.dispatch(Pairs(&x, factor));
+            assert_eq!(bits(&paired), bits(&plain), "{isa}: times {factor}");
+            assert!(paired[5].is_nan() && paired[6].is_infinite() && paired[9] != bf16::ZERO, "{isa}");
+        }
     }
 }
 
@@ -114,35 +176,6 @@ fn transpose_moves_pairs_and_nothing_else() {
                 assert_eq!(bits, if j < 16 { pair() } else { 7 }, "{isa}: pair {i} of row {j}");
             }
         }
-    }
-}
-
-#[test]
-fn exp_at_the_ends() {
-    let x = [
-        f32::NEG_INFINITY,
-        -1e30,
-        -200.0,
-        -88.5,
-        f32::NAN,
-        -f32::NAN,
-        f32::from_bits(0x7f80_0001),
-        f32::INFINITY,
-        1e30,
-        89.0,
-        0.0,
-        -0.0,
-        1e-40,
-        0.0,
-        0.0,
-        0.0,
-    ];
-    for isa in isas() {
-        let y = isa.dispatch(Exp(&x, false));
-        assert!(y[..4].iter().all(|y| (0.0..1.2e-38).contains(y)), "{isa}: {y:?}");
-        assert!(y[4..7].iter().all(|y| y.is_nan()), "{isa}: {y:?}");
-        assert_eq!(y[7..10], [f32::INFINITY; 3], "{isa}");
-        assert_eq!(y[10..], [1.0; 6], "{isa}");
     }
 }
 

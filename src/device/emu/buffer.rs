@@ -5,7 +5,9 @@
 
 use std::alloc::{Layout as Allocation, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
+use crate::compute::Pool;
 use crate::device::POISON;
 
 /// Units: bytes; also the alignment, so that the content starts on a cache line.
@@ -13,6 +15,16 @@ const GUARD: usize = 64;
 
 /// A pattern that is neither NaN nor a plausible number.
 const GUARD_BYTE: u8 = 0xa5;
+
+/// Bytes that one worker fills at a time; even.
+const PIECE: usize = 256 << 10;
+
+/// Fills `bytes`, which start with a whole element, with NaN.
+fn poison(bytes: &mut [u8]) {
+    let (pairs, last) = bytes.split_at_mut(bytes.len() / 2 * 2);
+    bytemuck::cast_slice_mut::<u8, u16>(pairs).fill(u16::from_ne_bytes(POISON));
+    last.fill(POISON[1]);
+}
 
 /// `len` bytes between guards.
 pub(super) struct GuardedMemory {
@@ -68,12 +80,19 @@ impl GuardedMemory {
         unsafe { std::slice::from_raw_parts_mut(self.content(), self.len) }
     }
 
+    /// Fills the content with NaN.
     pub(super) fn fill_nan(&mut self) {
-        let bytes = self.bytes_mut();
-        let odd = bytes.len() % 2;
-        let (pairs, last) = bytes.split_at_mut(bytes.len() - odd);
-        bytemuck::cast_slice_mut::<u8, u16>(pairs).fill(u16::from_ne_bytes(POISON));
-        last.fill(POISON[1]);
+        poison(self.bytes_mut());
+    }
+
+    /// [`GuardedMemory::fill_nan`] by all workers of a pool.
+    pub(super) fn fill_nan_with(&mut self, pool: &Pool) {
+        let pieces: Vec<Mutex<&mut [u8]>> = self.bytes_mut().chunks_mut(PIECE).map(Mutex::new).collect();
+        if let [_, _, ..] = &pieces[..] {
+            pool.for_each(pieces.len(), |i| poison(&mut pieces[i].lock().unwrap_or_else(PoisonError::into_inner)));
+        } else {
+            self.fill_nan();
+        }
     }
 
     /// Offset of the first damaged guard byte relative to the content's start, if any.
@@ -106,6 +125,14 @@ mod tests {
         assert!(memory.bytes().chunks_exact(4).all(|b| f32::from_le_bytes(b.try_into().unwrap()).is_nan()));
         assert_eq!(memory.damage(), None);
         assert_eq!(memory.content() as usize % 64, 0);
+    }
+
+    #[rstest]
+    fn all_workers_fill_what_one_does(#[values(0, 2, PIECE, 3 * PIECE + 62)] len: usize) {
+        let mut memory = GuardedMemory::new(len);
+        memory.bytes_mut().fill(0);
+        memory.fill_nan_with(&Pool::new(3));
+        assert_eq!((memory.bytes(), memory.damage()), (GuardedMemory::new(len).bytes(), None));
     }
 
     #[rstest]

@@ -228,7 +228,7 @@ impl Device for EmuDevice {
 
     fn poison(&mut self, handle: BufferHandle) -> Result<()> {
         match &mut self.buffers[handle.0].storage {
-            Storage::Rows(memory) => memory.fill_nan(),
+            Storage::Rows(memory) => memory.fill_nan_with(&self.pool),
             Storage::Packed(weight) => *weight = None,
         }
         Ok(())

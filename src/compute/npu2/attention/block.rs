@@ -169,7 +169,7 @@ unsafe fn pass<L: Lanes>(l: L, task: &Task, scratch: &Scratch, state: &State, st
             pack_panel(l, panel, rows, task.kv_stride, PANEL.min(len - p * PANEL), task.head_dim);
             quantise_panel(l, panel, panel, task.head_dim / 2);
         }
-        let finite = pack_values(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
+        let finite = pack_values::<L, KV_BLOCK>(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
         quantise_values(l, scratch.value_panel(0), task.head_dim);
         finite
     };
@@ -339,7 +339,7 @@ unsafe fn contexts<L: Lanes>(
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_values(l, scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
+                pack_values::<L, KV_BLOCK>(l, scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
                 clear(scratch.spare_panel(0), task.head_dim, seen);
                 quantise_values(l, scratch.spare_panel(0), task.head_dim);
                 product(l, task, scratch, state, base + i, i, 1, seen, true);
