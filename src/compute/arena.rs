@@ -10,9 +10,24 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-const HUGE_PAGE: usize = 2 << 20;
+/// Units: bytes; also the alignment from which on a range is made of them.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 const BLOCK: usize = 16 * HUGE_PAGE;
 const ALIGN: usize = 64;
+
+/// Advice for memory that nobody has touched yet; where it is not allowed, small pages do as well.
+///
+/// # Safety
+/// `start` is aligned to [`HUGE_PAGE`] and starts `bytes` bytes of one allocation.
+pub(crate) unsafe fn ask_for_huge_pages(start: NonNull<u8>, bytes: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the caller's; the advice does not change the contents.
+    unsafe {
+        libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (start, bytes);
+}
 
 struct Block {
     start: NonNull<u8>,
@@ -29,12 +44,8 @@ impl Block {
         let layout = Layout::from_size_align(bytes.next_multiple_of(HUGE_PAGE), HUGE_PAGE).expect("weight too large");
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        #[cfg(target_os = "linux")]
-        // Advice given before the first touch; where it is not allowed, small pages do as well.
-        // SAFETY: the range was allocated just now, and MADV_HUGEPAGE does not change its contents.
-        unsafe {
-            libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE);
-        }
+        // SAFETY: the range was allocated just now.
+        unsafe { ask_for_huge_pages(start, layout.size()) };
         Block { start, layout }
     }
 }

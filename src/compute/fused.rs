@@ -13,7 +13,7 @@ use super::{
     pack::PANEL,
     pool::{Kernel, Worker},
     rounding::narrow,
-    tile::{AHEAD, Border, Rows, multiply},
+    tile::{AHEAD, Border, PANEL_AHEAD, Rows, multiply},
     view::{Dst, Src},
 };
 
@@ -81,7 +81,7 @@ impl Lanewise for GemvAddShare<'_> {
                     let mut part = [[l.splat(0.0); VECS]];
                     let rows = Rows { first: self.x.ptr().add(first), stride: k };
                     let panel = self.w.panel(p).add(first / 2 * PANEL);
-                    multiply::<L, 1, VECS, true>(l, rows, panel, step.min(k - first), AHEAD, &mut part);
+                    multiply::<L, 1, VECS, PANEL_AHEAD>(l, rows, panel, step.min(k - first), AHEAD, &mut part);
                     for v in 0..VECS {
                         sums[0][v] = l.add(sums[0][v], part[0][v]);
                         if self.narrow.is_some() {

@@ -13,7 +13,7 @@ use super::{
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
     scratch,
-    tile::{AHEAD, Border, Rows, multiply, multiply_panel},
+    tile::{AHEAD, Border, NEXT_ROWS, PANEL_AHEAD, Rows, multiply, multiply_panel},
     view::{Dst, Src},
 };
 
@@ -173,7 +173,7 @@ impl Lanewise for GemmShare<'_> {
             // SAFETY: rows `row..row + count` of `a` and `c` exist, and the panel's columns are cut at `n`.
             unsafe {
                 let columns = PANEL.min(n - p * PANEL);
-                multiply_panel::<L, true>(l, rows.from(row), count, self.w.panel(p), columns, k, &border);
+                multiply_panel::<L, { PANEL_AHEAD | NEXT_ROWS }>(l, rows.from(row), count, self.w.panel(p), columns, k, &border);
             }
         }
     }
@@ -231,10 +231,10 @@ unsafe fn whole_panel<L: Lanes>(
     // SAFETY: the caller's; the body is whole pairs.
     unsafe {
         let rows = Rows { first: x, stride: k };
-        multiply::<L, 1, { PANEL / LANES }, true>(l, rows, panel, 2 * body, AHEAD, &mut sums);
+        multiply::<L, 1, { PANEL / LANES }, PANEL_AHEAD>(l, rows, panel, 2 * body, AHEAD, &mut sums);
         let (rows, tail) = (Rows { first: x.add(2 * body), stride: k }, panel.add(body * PANEL));
         let ahead = (next.addr() as isize - tail.addr() as isize) / size_of::<u32>() as isize;
-        multiply::<L, 1, { PANEL / LANES }, true>(l, rows, tail, k - 2 * body, ahead, &mut sums);
+        multiply::<L, 1, { PANEL / LANES }, PANEL_AHEAD>(l, rows, tail, k - 2 * body, ahead, &mut sums);
     }
     sums
 }
@@ -272,7 +272,7 @@ impl Lanewise for GemvsShare<'_> {
                 // SAFETY: `count` rows of `k` elements, each with a product of its own, columns cut at `n`.
                 unsafe {
                     let columns = PANEL.min(n - p * PANEL);
-                    multiply_panel::<L, true>(l, rows, count, self.w.panel(p), columns, k, &border);
+                    multiply_panel::<L, PANEL_AHEAD>(l, rows, count, self.w.panel(p), columns, k, &border);
                 }
             }
         }

@@ -35,6 +35,7 @@ mod testing;
 mod tile;
 mod view;
 
+pub(crate) use arena::{HUGE_PAGE, ask_for_huge_pages};
 pub use attention::{Attention, DecodeAttention, Fetch};
 pub use call::Call;
 pub use ceiling::Ceiling;

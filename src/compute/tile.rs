@@ -17,6 +17,15 @@ use super::{
 /// How far ahead cache lines of a panel are asked for, in u32.
 pub(super) const AHEAD: isize = 1024;
 
+/// What a product asks the caches for while it computes: nothing, the panel's lines ahead of its loads, or the left operand's rows
+/// of the next tile, which lie too far apart for the CPU to foresee them. Flags.
+pub(super) const NOTHING: u8 = 0;
+pub(super) const PANEL_AHEAD: u8 = 1;
+pub(super) const NEXT_ROWS: u8 = 2;
+
+/// Pairs of one cache line.
+const LINE: usize = 16;
+
 /// Rows `[.., k]` of the left operand, `stride` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
@@ -38,13 +47,13 @@ impl Rows {
 
 /// Adds the product of `M` rows and `V` vectors of columns to `acc`: `acc[m][v] += sum over k of a[m][k] * w[k][v]`.
 ///
-/// With `ASK`, the cache line `ahead` u32 from each load is asked for.
+/// With [`PANEL_AHEAD`] in `ASK`, the cache line `ahead` u32 from each load of the panel is asked for.
 ///
 /// # Safety
 /// `rows` has `M` rows of `k` elements; `panel` points to a vector of columns of a panel of `k` and `V` vectors do not
 /// leave the panel's row.
 #[inline(always)]
-pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const ASK: bool>(
+pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const ASK: u8>(
     l: L,
     rows: Rows,
     panel: *const u32,
@@ -53,27 +62,35 @@ pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const AS
     acc: &mut [[L::F; V]; M],
 ) {
     let mut sums = *acc;
-    for pair in 0..k / 2 {
-        // SAFETY: `pair` is a pair of the panel and of every row.
-        unsafe {
-            let at = panel.add(pair * PANEL);
-            if ASK {
-                for v in 0..V {
-                    l.prefetch(at.wrapping_offset(ahead).wrapping_add(v * LANES));
+    let step = if ASK & NEXT_ROWS != 0 { LINE } else { (k / 2).max(1) };
+    for first in (0..k / 2).step_by(step) {
+        if ASK & NEXT_ROWS != 0 && M == L::TILE_ROWS {
+            for m in M..2 * M {
+                l.prefetch(rows.first.wrapping_add(m * rows.stride + 2 * first).cast());
+            }
+        }
+        for pair in first..(k / 2).min(first + step) {
+            // SAFETY: `pair` is a pair of the panel and of every row.
+            unsafe {
+                let at = panel.add(pair * PANEL);
+                if ASK & PANEL_AHEAD != 0 {
+                    for v in 0..V {
+                        l.prefetch(at.wrapping_offset(ahead).wrapping_add(v * LANES));
+                    }
                 }
-            }
-            let mut columns = [l.pairs(at); V];
-            for v in 1..V {
-                columns[v] = l.pairs(at.add(v * LANES));
-            }
-            // From row to row by addition: with a multiple of the stride for each row the compiler computes all of them
-            // ahead of the loop, loads all rows at once and spills the sums.
-            let mut row = rows.first.add(2 * pair);
-            for m in 0..M {
-                let a = l.pair(row);
-                row = row.wrapping_add(rows.stride);
-                for v in 0..V {
-                    sums[m][v] = l.dot(sums[m][v], a, columns[v]);
+                let mut columns = [l.pairs(at); V];
+                for v in 1..V {
+                    columns[v] = l.pairs(at.add(v * LANES));
+                }
+                // From row to row by addition: with a multiple of the stride for each row the compiler computes all of them
+                // ahead of the loop, loads all rows at once and spills the sums.
+                let mut row = rows.first.add(2 * pair);
+                for m in 0..M {
+                    let a = l.pair(row);
+                    row = row.wrapping_add(rows.stride);
+                    for v in 0..V {
+                        sums[m][v] = l.dot(sums[m][v], a, columns[v]);
+                    }
                 }
             }
         }
@@ -129,13 +146,13 @@ pub(super) trait Border {
     );
 }
 
-/// Multiplies `count` rows by one panel of `columns` columns, tile by tile; with `ASK` the first tile asks for the
-/// panel's cache lines ahead of the loads.
+/// Multiplies `count` rows by one panel of `columns` columns, tile by tile; with [`PANEL_AHEAD`] in `ASK` the first tile asks for
+/// the panel's lines, which are at hand for the others.
 ///
 /// # Safety
 /// `rows` has `count` rows of `k` elements, `panel` is a panel of `k`, `border` is made for `count` rows and `columns`.
 #[inline(always)]
-pub(super) unsafe fn multiply_panel<L: Lanes, const ASK: bool>(
+pub(super) unsafe fn multiply_panel<L: Lanes, const ASK: u8>(
     l: L,
     rows: Rows,
     count: usize,
@@ -151,7 +168,10 @@ pub(super) unsafe fn multiply_panel<L: Lanes, const ASK: bool>(
     unsafe {
         let mut row = strip::<L, ASK>(l, rows, 0, count, panel, columns, k, border);
         while row < count {
-            row += strip::<L, false>(l, rows, row, count - row, panel, columns, k, border);
+            row += match ASK & NEXT_ROWS {
+                NOTHING => strip::<L, NOTHING>(l, rows, row, count - row, panel, columns, k, border),
+                _ => strip::<L, NEXT_ROWS>(l, rows, row, count - row, panel, columns, k, border),
+            };
         }
     }
 }
@@ -162,7 +182,7 @@ pub(super) unsafe fn multiply_panel<L: Lanes, const ASK: bool>(
 /// As [`multiply_panel`], with `left` rows from `row` on.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "inlined: a struct of these would live in memory")]
-unsafe fn strip<L: Lanes, const ASK: bool>(
+unsafe fn strip<L: Lanes, const ASK: u8>(
     l: L,
     rows: Rows,
     row: usize,
@@ -196,7 +216,7 @@ unsafe fn strip<L: Lanes, const ASK: bool>(
 
 /// One tile of `M` rows over all columns of the panel; gives `M`.
 #[inline(always)]
-unsafe fn step<L: Lanes, const M: usize, const V: usize, const ASK: bool>(
+unsafe fn step<L: Lanes, const M: usize, const V: usize, const ASK: u8>(
     l: L,
     rows: Rows,
     row: usize,

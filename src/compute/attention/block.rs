@@ -11,7 +11,7 @@ use crate::compute::{
     lanes::{LANES, Lanes, Lanewise},
     pack::{PANEL, pack_panel},
     pool::Worker,
-    tile::{Rows, multiply_panel},
+    tile::{NOTHING, Rows, multiply_panel},
 };
 
 use super::border::{Contexts, Scores};
@@ -208,7 +208,7 @@ unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, 
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
             let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
             let border = Scores { scores };
-            multiply_panel::<L, false>(
+            multiply_panel::<L, NOTHING>(
                 l,
                 rows,
                 row + count - first,
@@ -395,7 +395,7 @@ unsafe fn product<L: Lanes>(
                 stride: scratch.context_stride(),
                 rescale: scratch.rescale().add(i),
             };
-            multiply_panel::<L, false>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            multiply_panel::<L, NOTHING>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }

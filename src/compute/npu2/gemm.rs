@@ -16,7 +16,7 @@ use crate::compute::{
     pack::{PANEL, PackedWeight},
     pool::{Kernel, Worker},
     scratch,
-    tile::{Border, Rows, multiply_panel, zeros},
+    tile::{Border, NOTHING, Rows, multiply_panel, zeros},
     view::Src,
 };
 
@@ -107,14 +107,14 @@ impl Lanewise for Share<'_> {
             unsafe {
                 quantise_panel(l, self.w.panel(p), panel, panel_len / PANEL);
                 if !low {
-                    multiply_panel::<L, false>(l, rows.from(row), count, panel, columns, k, &store);
+                    multiply_panel::<L, NOTHING>(l, rows.from(row), count, panel, columns, k, &store);
                     continue;
                 }
                 for first in (0..k).step_by(self.tile_k) {
                     let len = self.tile_k.min(k - first);
                     let rows = Rows { first: rows.from(row).first.add(first), stride: k };
                     let narrow = Narrow { sums, fresh: first == 0 };
-                    multiply_panel::<L, false>(l, rows, count, panel.add(first / 2 * PANEL), columns, len, &narrow);
+                    multiply_panel::<L, NOTHING>(l, rows, count, panel.add(first / 2 * PANEL), columns, len, &narrow);
                 }
                 finish(l, &store, sums, count, columns);
             }

@@ -7,10 +7,10 @@ use std::alloc::{Layout as Allocation, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
-use crate::compute::Pool;
+use crate::compute::{HUGE_PAGE, Pool, ask_for_huge_pages};
 use crate::device::POISON;
 
-/// Units: bytes; also the alignment, so that the content starts on a cache line.
+/// Units: bytes; also the least alignment, so that the content starts on a cache line.
 const GUARD: usize = 64;
 
 /// A pattern that is neither NaN nor a plausible number.
@@ -45,6 +45,10 @@ impl GuardedMemory {
         // SAFETY: the size is at least two guards, hence not zero.
         let base = unsafe { alloc(allocation) };
         let Some(base) = NonNull::new(base) else { handle_alloc_error(allocation) };
+        if allocation.align() == HUGE_PAGE {
+            // SAFETY: allocated just now, with this alignment and size.
+            unsafe { ask_for_huge_pages(base, allocation.size()) };
+        }
         let mut memory = GuardedMemory { base, len };
         for range in memory.guards() {
             // SAFETY: both guards lie within the allocation, and nobody else knows it yet.
@@ -56,7 +60,8 @@ impl GuardedMemory {
 
     fn allocation(len: usize) -> Allocation {
         let size = len.div_ceil(GUARD).saturating_add(2).saturating_mul(GUARD);
-        Allocation::from_size_align(size, GUARD).expect("a buffer larger than the address space")
+        let align = if size < HUGE_PAGE { GUARD } else { HUGE_PAGE };
+        Allocation::from_size_align(size, align).expect("a buffer larger than the address space")
     }
 
     /// The guard in front, and everything behind the last byte: an overrun by one element shows.
@@ -119,7 +124,7 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    fn born_as_nan_between_intact_guards(#[values(0, 2, 62, 64, 66, 1000)] len: usize) {
+    fn born_as_nan_between_intact_guards(#[values(0, 2, 62, 64, 66, 1000, HUGE_PAGE - 2, HUGE_PAGE, 3 * HUGE_PAGE + 6)] len: usize) {
         let memory = GuardedMemory::new(len);
         assert!(memory.bytes().chunks(2).all(|b| bf16::from_le_bytes([b[0], b[1]]).is_nan()));
         assert!(memory.bytes().chunks_exact(4).all(|b| f32::from_le_bytes(b.try_into().unwrap()).is_nan()));

@@ -15,7 +15,7 @@ use crate::compute::{
     npu2::bfp16::{quantise, quantise_panel, quantise_row},
     pack::{PANEL, pack_panel},
     pool::Worker,
-    tile::{Rows, multiply_panel},
+    tile::{NOTHING, Rows, multiply_panel},
 };
 
 /// Positions of a block, the kernel's `lkp`.
@@ -239,7 +239,7 @@ unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, 
                 let border = Scores { scores, fresh: piece == 0 };
                 let panel = scratch.key_panel(p).add(piece / 2 * PANEL);
                 let len = HEAD_PIECE.min(task.head_dim - piece);
-                multiply_panel::<L, false>(l, rows, row + count - first, panel, PANEL, len, &border);
+                multiply_panel::<L, NOTHING>(l, rows, row + count - first, panel, PANEL, len, &border);
             }
         }
     }
@@ -378,7 +378,7 @@ unsafe fn product<L: Lanes>(
                 stride: state.stride,
                 rescale: scratch.rescale.add(i),
             };
-            multiply_panel::<L, false>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            multiply_panel::<L, NOTHING>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }
