@@ -18,6 +18,8 @@ use super::{
 
 /// Pair products of one piece of [`Ceiling::products`], per accumulator: some ten microseconds.
 const ROUNDS: usize = 2_000;
+/// Pieces of each worker: some milliseconds, beside which waking a worker up is nothing.
+const PIECES: usize = 256;
 /// Bytes of one piece of [`Ceiling::stream`].
 const PIECE: usize = 256 << 10;
 /// How far ahead the stream asks for cache lines, in u32.
@@ -45,7 +47,7 @@ impl<'a> Ceiling<'a> {
     ///
     /// Units: FLOP/s, a multiply-add being two.
     pub fn products(&self) -> f64 {
-        let pieces = self.pool.threads() * 8;
+        let pieces = self.pool.threads() * PIECES;
         let started = Instant::now();
         self.pool.for_each(pieces, |_| self.isa.dispatch(Products));
         let accumulators = self.isa.dispatch(Accumulators);
