@@ -173,7 +173,15 @@ impl Lanewise for GemmShare<'_> {
             // SAFETY: rows `row..row + count` of `a` and `c` exist, and the panel's columns are cut at `n`.
             unsafe {
                 let columns = PANEL.min(n - p * PANEL);
-                multiply_panel::<L, { PANEL_AHEAD | NEXT_ROWS }>(l, rows.from(row), count, self.w.panel(p), columns, k, &border);
+                multiply_panel::<L, { PANEL_AHEAD | NEXT_ROWS }>(
+                    l,
+                    rows.from(row),
+                    count,
+                    self.w.panel(p),
+                    columns,
+                    k,
+                    &border,
+                );
             }
         }
     }

@@ -124,7 +124,9 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    fn born_as_nan_between_intact_guards(#[values(0, 2, 62, 64, 66, 1000, HUGE_PAGE - 2, HUGE_PAGE, 3 * HUGE_PAGE + 6)] len: usize) {
+    fn born_as_nan_between_intact_guards(
+        #[values(0, 2, 62, 64, 66, 1000, HUGE_PAGE - 2, HUGE_PAGE, 3 * HUGE_PAGE + 6)] len: usize,
+    ) {
         let memory = GuardedMemory::new(len);
         assert!(memory.bytes().chunks(2).all(|b| bf16::from_le_bytes([b[0], b[1]]).is_nan()));
         assert!(memory.bytes().chunks_exact(4).all(|b| f32::from_le_bytes(b.try_into().unwrap()).is_nan()));
