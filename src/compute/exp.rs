@@ -4,7 +4,8 @@
 
 use super::lanes::Lanes;
 
-/// `2^x`: within 3e-6 of its value for -125 < x < 127, exactly 1 for 0; below that at most 1e-37, infinity from 128 on, NaN for NaN.
+/// `2^x`: within 3e-6 of its value for -125 < x < 127, exactly 1 for 0; below that at most 1e-37 (0 or
+/// not, as the instruction set has it), infinity from 128 on, NaN for NaN.
 /// What it is for is rounded to bf16, which keeps 2e-3; two powers more would cost a tenth of a softmax.
 #[inline(always)]
 pub(super) fn exp2<L: Lanes>(l: L, x: L::F) -> L::F {

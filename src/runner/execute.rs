@@ -137,12 +137,13 @@ impl Run<'_> {
                 self.write(k_lut, 0, &row[..self.config.kv_dim()])
             }
             HostOp::KvAppend { layer, k, v } => {
-                let [keys, values] = self.kv.extend(layer, self.span.position, valid)?;
-                for (id, rows) in [(k, keys), (v, values)] {
-                    let bytes = self.device.read(self.compiled.handles[id.0], 0, rows.len() * 2)?;
-                    tensor::copy_le_bytes(bytes, rows);
-                }
-                Ok(())
+                let (device, handles) = (&mut *self.device, &self.compiled.handles);
+                self.kv.append(layer, self.span.position, valid, |keys, values| {
+                    for (id, rows) in [(k, keys), (v, values)] {
+                        tensor::copy_le_bytes(device.read(handles[id.0], 0, rows.len() * 2)?, rows);
+                    }
+                    Ok(())
+                })
             }
             HostOp::DecodeAttention { layer, q, out } => {
                 let q = self.read(q)?;

@@ -84,7 +84,12 @@ fn assert_context(name: &str, out: &[bf16], expected: &[f64]) {
 #[case(64, (9, 3, 64))]
 #[case(65, (4, 2, 32))]
 #[case(130, (9, 3, 64))]
+#[case(127, (2, 2, 8))]
+#[case(128, (26, 1, 16))]
+#[case(129, (2, 1, 8))]
 #[case(200, (2, 1, 128))]
+#[case(257, (3, 1, 64))]
+#[case(700, (2, 2, 10))]
 #[case(97, (2, 2, 66))]
 fn matches_f64_is_the_same_for_any_threads_and_equals_decode(#[case] rows: usize, #[case] dims: Dims) {
     let inputs = Inputs::new(rows, dims, 1);
@@ -112,9 +117,9 @@ fn matches_f64_is_the_same_for_any_threads_and_equals_decode(#[case] rows: usize
 #[rstest]
 fn masked_nan_and_infinity_leave_no_trace(
     #[values(bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY)] poison: bf16,
-    #[values(1, 20, 63, 64, 100)] clean: usize,
+    #[values(1, 20, 63, 64, 100, 127, 128, 129)] clean: usize,
 ) {
-    let (rows, dims) = (131, (4, 2, 34));
+    let (rows, dims) = (200, (4, 2, 34));
     let inputs = Inputs::new(rows, dims, 3);
     let mut poisoned = Inputs::new(rows, dims, 3);
     let (wide, narrow) = (dims.0 * dims.2, dims.1 * dims.2);
@@ -131,8 +136,8 @@ fn masked_nan_and_infinity_leave_no_trace(
 }
 
 #[rstest]
-fn a_seen_nan_is_never_hidden(#[values(0, 5, 64, 69)] position: usize, #[values(0, 1, 2)] part: usize) {
-    let (rows, dims) = (70, (2, 1, 32));
+fn a_seen_nan_is_never_hidden(#[values(0, 5, 64, 127, 128, 130)] position: usize, #[values(0, 1, 2)] part: usize) {
+    let (rows, dims) = (135, (2, 1, 32));
     let mut inputs = Inputs::new(rows, dims, 4);
     let (wide, narrow) = (64, 32);
     match part {
@@ -157,7 +162,7 @@ fn a_seen_nan_is_never_hidden(#[values(0, 5, 64, 69)] position: usize, #[values(
 
 #[test]
 fn decode_reads_rows_only_and_nothing_behind_them() {
-    let (len, dims, stride) = (75, (6, 2, 16), 50);
+    let (len, dims, stride) = (131, (6, 2, 16), 50);
     let inputs = Inputs::new(len, dims, 5);
     let spread = |rows: &[bf16]| {
         let mut wide = vec![bf16::NAN; (len + 4) * stride];
@@ -195,7 +200,7 @@ fn decode_reads_rows_only_and_nothing_behind_them() {
 /// Up to where a score is not finite any more: the top has probability 1, whatever rounding does to its neighbours.
 #[rstest]
 fn large_scores_do_not_overflow(#[values(0, 8, 14, 15, 16, 20, 30, 58)] power: i32) {
-    let mut inputs = Inputs::new(80, (1, 1, 8), 6);
+    let mut inputs = Inputs::new(140, (1, 1, 8), 6);
     inputs.scale = 500.0;
     for x in inputs.q.iter_mut().chain(&mut inputs.k) {
         *x *= bf16::from_f32(2f32.powi(power));
@@ -204,7 +209,7 @@ fn large_scores_do_not_overflow(#[values(0, 8, 14, 15, 16, 20, 30, 58)] power: i
         let call = Call { pool: &Pool::new(1), isa };
         let out = inputs.attend(call, true);
         assert_context(&format!("{isa}, 2^{power}"), &out, &inputs.expected(true));
-        for row in [0, 1, 63, 64, 79] {
+        for row in [0, 1, 63, 64, 127, 128, 139] {
             assert_eq!(bits(&inputs.decode(call, row)), bits(&out[row * 8..][..8]), "{isa}, 2^{power}: row {row}");
         }
     }
@@ -236,7 +241,7 @@ proptest! {
 
     #[test]
     fn any_shape(
-        rows in 1usize..150,
+        rows in 1usize..300,
         group in 1usize..4,
         kv_heads in 1usize..4,
         half in 1usize..40,

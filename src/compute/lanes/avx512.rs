@@ -34,11 +34,8 @@ pub(super) unsafe fn enter_bf16<W: Lanewise>(work: W) -> W::Output {
     work.with(Avx512Bf16(()))
 }
 
-/// 2^126, the largest power of two whose reciprocal is normal.
-const LARGE: f32 = f32::from_bits(253 << 23);
-
 /// From the even elements and then the odd ones to pairs.
-const PAIRED: [u16; 32] = {
+static PAIRED: [u16; 32] = {
     let mut from = [0; 32];
     let mut i = 0;
     while i < 16 {
@@ -304,9 +301,9 @@ macro_rules! shared {
         #[inline(always)]
         fn reciprocal(self, v: __m512) -> __m512 {
             op!({
-                // Fourteen bits, and one step of Newton's; its own operand is kept finite, for 0 * infinity would be NaN.
+                // Fourteen bits, and one step of Newton's; its operand is kept finite, for 0 * infinity would be NaN.
                 let near = _mm512_rcp14_ps(v);
-                let finite = _mm512_min_ps(v, _mm512_set1_ps(LARGE));
+                let finite = _mm512_min_ps(v, _mm512_set1_ps(f32::MAX));
                 _mm512_fmadd_ps(near, _mm512_fnmadd_ps(finite, near, _mm512_set1_ps(1.0)), near)
             })
         }

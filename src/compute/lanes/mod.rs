@@ -87,7 +87,7 @@ pub(super) trait Lanes: Copy + Send + Sync {
     /// n = 128 it is infinity.
     fn scale(self, p: Self::F, n: Self::F) -> Self::F;
 
-    /// `1 / v` for `v` of at least 1, within 2 ulp up to 2^125 and within 2^-125 above; 0 for infinity.
+    /// `1 / v` for `v` of at least 1, within an ulp up to 2^125 and within 2^-148 above; 0 for infinity.
     #[inline(always)]
     fn reciprocal(self, v: Self::F) -> Self::F {
         self.div(self.splat(1.0), v)
