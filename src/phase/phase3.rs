@@ -16,8 +16,8 @@ use crate::check::layers::{self, Layer};
 use crate::check::logits::{AtTruth, Kl, KlFactors};
 use crate::check::token_set::{STEPS, TokenSet};
 use crate::check::tolerance::at_most;
-use crate::check::{Extent, Metrics, Verdict};
-use crate::device::{Arithmetic, Counters};
+use crate::check::{Extent, Metrics, Summary, Verdict};
+use crate::device::Counters;
 use crate::error::Result;
 use crate::reference::Lens;
 use crate::runner::StepTiming;
@@ -260,15 +260,20 @@ pub fn kl_and_floor(bench: &Bench, prompts: &[String]) -> Result<(Kl, Kl)> {
     Ok((Kl::of(steps), Kl::of(floor)))
 }
 
-/// The largest of the prompts' own median KL over HF bf16's, that of the prompt or of the whole capture, whichever is
-/// larger: where HF's own two hardly differ, one rounding more is many times as much.
+/// HF bf16's own figures of a few prompts, or of the whole capture where that has more: where HF's own two hardly differ, one
+/// rounding more is many times as much.
+fn at_least_the_whole(bench: &Bench, own: Summary) -> Result<Summary> {
+    let whole = bench.subject().capture()?.kl_floor()?;
+    Ok(Summary { median: own.median.max(whole.median), p95: own.p95.max(whole.p95), ..own })
+}
+
+/// Each prompt's own median KL over HF bf16's, that of the prompt or of the whole capture, whichever is larger.
 ///
 /// Errors: those of the runs and of the capture.
 pub fn kl_by_prompt(bench: &Bench, prompts: &[String]) -> Result<Vec<f64>> {
-    let whole = bench.subject().capture()?.kl_floor()?.median;
     let over = |id: &String| {
         let found = prompt(bench, id)?;
-        Ok(found.kl.summary.median / found.floor.summary.median.max(whole))
+        Ok(found.kl.summary.median / at_least_the_whole(bench, found.floor.summary)?.median)
     };
     prompts.iter().map(over).collect()
 }
@@ -280,15 +285,12 @@ pub fn kl_by_prompt(bench: &Bench, prompts: &[String]) -> Result<Vec<f64>> {
 pub fn kl(bench: &Bench, prompts: &[String]) -> Result<Finding> {
     let (kl, Kl { summary: mut floor, .. }) = kl_and_floor(bench, prompts)?;
     let alone = limits::required(bench, Gate::KlPrompt)?;
+    let mut factors = kl_factors(bench)?;
     if prompts.len() < POOL {
-        // As of one prompt (`kl_by_prompt`): few of them may be those where HF's own two hardly differ.
-        let whole = bench.subject().capture()?.kl_floor()?;
-        floor.median = floor.median.max(whole.median);
-        floor.p95 = floor.p95.max(whole.p95);
+        // They scatter like one, and are judged like one.
+        floor = at_least_the_whole(bench, floor)?;
+        factors.median = alone;
     }
-    // Few prompts scatter like one: where the arithmetic adds a bias, the pool's limit is that of many.
-    let pooled = bench.arithmetic() == Arithmetic::Ieee || prompts.len() >= POOL;
-    let factors = if pooled { kl_factors(bench)? } else { KlFactors::median(alone) };
     let by_prompt = kl_by_prompt(bench, prompts)?;
     let failures = prompts.iter().zip(&by_prompt).filter(|(_, over)| !at_most(**over, alone));
     let failures = failures.map(|(id, over)| format!("{id}: KL median {over:.2} times HF's own, at most {alone}"));

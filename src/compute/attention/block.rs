@@ -316,8 +316,7 @@ unsafe fn exponentials<L: Lanes>(l: L, scores: *const f32, to: *mut bf16, seen: 
             for v in 0..VECS {
                 let mut p = l.splat(0.0);
                 if v * LANES < seen {
-                    let x = l.mul(l.sub(l.load(scores.add(v * LANES)), l.splat(top)), l.splat(factor));
-                    p = l.keep_first(exp2(l, x), seen - v * LANES, 0.0);
+                    p = l.keep_first(probability(l, scores.add(v * LANES), factor, top), seen - v * LANES, 0.0);
                 }
                 sum = l.add(sum, p);
                 l.store_bf16(to.add(v * LANES), p);
@@ -326,9 +325,7 @@ unsafe fn exponentials<L: Lanes>(l: L, scores: *const f32, to: *mut bf16, seen: 
         }
         let mut s = [l.splat(0.0); VECS];
         for v in 0..VECS {
-            // The difference first: of large numbers, `factor * score - factor * top` is far from 0 at the top itself.
-            let x = l.mul(l.sub(l.load(scores.add(v * LANES)), l.splat(top)), l.splat(factor));
-            s[v] = exp2(l, x);
+            s[v] = probability(l, scores.add(v * LANES), factor, top);
         }
         let mut sum = s[0];
         l.store_bf16(to, s[0]);
@@ -338,6 +335,17 @@ unsafe fn exponentials<L: Lanes>(l: L, scores: *const f32, to: *mut bf16, seen: 
         }
         sum
     }
+}
+
+/// `2^(factor * (score - top))`.
+///
+/// # Safety
+/// `scores` is valid for reads of LANES elements.
+#[inline(always)]
+unsafe fn probability<L: Lanes>(l: L, scores: *const f32, factor: f32, top: f32) -> L::F {
+    // The difference first: of large numbers, `factor * score - factor * top` is far from 0 at the top itself.
+    // SAFETY: the caller's.
+    exp2(l, l.mul(l.sub(unsafe { l.load(scores) }, l.splat(top)), l.splat(factor)))
 }
 
 /// `context[r] = rescale[r] * context[r] + probabilities[r] · v`.
