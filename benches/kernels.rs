@@ -14,7 +14,7 @@ use divan::{
 };
 use half::bf16;
 use phasegate::{
-    compute::{Call, Ceiling, Isa, PackedWeight, Pool},
+    compute::{Call, Ceiling, Isa, PackedCache, PackedWeight, Pool},
     settings,
 };
 
@@ -90,15 +90,21 @@ fn attention(bencher: Bencher, rows: usize) {
 /// One pass over caches that are in no cache of the CPU: as decoding finds those of each layer.
 #[divan::bench(args = [128, 1024])]
 fn decode_attention(bencher: Bencher, len: usize) {
-    let bytes = 2 * 2 * len * 192;
-    let layers: Vec<_> =
-        (0..(192usize << 20).div_ceil(bytes)).map(|_| (values(len * 192), values(len * 192))).collect();
+    let bytes = PackedCache::bytes(HEADS.1, HEADS.2, len);
+    let layers: Vec<_> = (0..(192usize << 20).div_ceil(bytes)).map(|_| cache(len)).collect();
     let (q, mut out) = (values(576), vec![bf16::ZERO; 576]);
     bencher.counter(BytesCount::new(bytes * layers.len())).bench_local(|| {
-        for (k, v) in &layers {
-            call().decode_attention(black_box(&q), k, v, HEADS, 0.125, &mut out);
+        for cache in &layers {
+            call().decode_attention(black_box(&q), cache, HEADS.0, 0.125, &mut out);
         }
     });
+}
+
+fn cache(len: usize) -> PackedCache {
+    let mut cache = PackedCache::new(HEADS.1, HEADS.2, len);
+    cache.write_keys(&POOL, 0, &values(len * 192));
+    cache.write_values(&POOL, 0, &values(len * 192));
+    cache
 }
 
 /// The kernels between the products, for 1 and 512 tokens.

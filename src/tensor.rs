@@ -2,6 +2,8 @@
 //!
 //! Knows nothing of files, devices or models.
 
+use std::borrow::Cow;
+
 use half::bf16;
 use ndarray::{Array2, ArrayView2};
 
@@ -30,27 +32,20 @@ pub fn bytes_of(x: &[bf16]) -> &[u8] {
     bytemuck::cast_slice(x)
 }
 
-/// Copies little-endian bytes into bf16 values; the source need not be aligned.
+/// Little-endian bytes as bf16 values: those bytes themselves, where they are aligned.
 ///
 /// Shapes: `[2n] bytes -> [n]`; an odd last byte is ignored.
-pub fn bf16_from_le_bytes(bytes: &[u8]) -> Vec<bf16> {
+pub fn bf16_of_le_bytes(bytes: &[u8]) -> Cow<'_, [bf16]> {
     let whole = &bytes[..bytes.len() / 2 * 2];
-    if cfg!(target_endian = "little")
-        && let Ok(aligned) = bytemuck::try_cast_slice(whole)
-    {
-        return aligned.to_vec();
+    match bytemuck::try_cast_slice(whole) {
+        Ok(aligned) if cfg!(target_endian = "little") => Cow::Borrowed(aligned),
+        _ => whole.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect(),
     }
-    bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect()
 }
 
-/// [`bf16_from_le_bytes`] into memory at hand.
-///
-/// Shapes: `[2n] bytes -> [n]`; panics where they do not fit.
-pub fn copy_le_bytes(bytes: &[u8], to: &mut [bf16]) {
-    bytemuck::cast_slice_mut::<bf16, u8>(to).copy_from_slice(bytes);
-    if cfg!(target_endian = "big") {
-        to.iter_mut().for_each(|x| *x = bf16::from_bits(x.to_bits().swap_bytes()));
-    }
+/// As [`bf16_of_le_bytes`], in memory of their own.
+pub fn bf16_from_le_bytes(bytes: &[u8]) -> Vec<bf16> {
+    bf16_of_le_bytes(bytes).into_owned()
 }
 
 /// Transposes elements of two bytes.

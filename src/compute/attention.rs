@@ -15,11 +15,13 @@ use super::{
 
 mod block;
 mod border;
+mod cache;
 mod scratch;
 mod split;
 
 pub(super) use block::pack_values;
 use block::{Decode, Prefill};
+pub use cache::PackedCache;
 pub(super) use split::{Sight, Split};
 
 /// `out = softmax(scale * q · kᵀ + mask) · v` for every head; head h reads kv head `h / (heads / kv_heads)`.
@@ -52,81 +54,23 @@ pub struct Attention {
     pub isa: Isa,
 }
 
-/// [`Attention`] for one query over `len` cached positions, bit for bit its row `len - 1`.
+/// [`Attention`] for one query over the cached positions, bit for bit the row of the last of them.
 ///
-/// Shapes: `q`, `out` [heads * head_dim]; `k`, `v`: `len` rows of kv_heads * head_dim, `stride` elements apart; what lies
-/// between and behind the rows is not read.
+/// Shapes: `q`, `out` [heads * head_dim].
 #[derive(Debug, Clone, Copy)]
-pub struct DecodeAttention {
+pub struct DecodeAttention<'a> {
     /// Query.
     pub q: Src<bf16>,
-    /// Key cache.
-    pub k: Src<bf16>,
-    /// Value cache.
-    pub v: Src<bf16>,
+    /// Keys and values, of one position at least.
+    pub cache: &'a PackedCache,
     /// Context; may not overlap an input.
     pub out: Dst<bf16>,
-    /// Positions to attend to, at least one.
-    pub len: usize,
-    /// Elements from one cached row to the next.
-    pub stride: usize,
-    /// Query heads, a multiple of `kv_heads`.
+    /// Query heads, a multiple of the cache's.
     pub heads: usize,
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Length of a head.
-    pub head_dim: usize,
     /// Factor of the scores, above 0.
     pub scale: f32,
     /// Instruction set.
     pub isa: Isa,
-}
-
-/// Reads the caches of a [`DecodeAttention`] in the order they lie in memory, into the nearer caches of the CPU: from memory,
-/// rows in order come several times as fast as the same rows head by head. Computes nothing.
-///
-/// Shapes: `k`, `v` of one length.
-#[derive(Debug, Clone, Copy)]
-pub struct Fetch {
-    /// Key cache.
-    pub k: Src<bf16>,
-    /// Value cache.
-    pub v: Src<bf16>,
-}
-
-impl Fetch {
-    /// Elements of a task.
-    const PIECE: usize = 16 << 10;
-    /// Elements below which it does not pay.
-    const LEAST: usize = 8 << 10;
-    /// Elements of a cache line.
-    const LINE: usize = 64 / size_of::<bf16>();
-
-    /// Whether there is enough to read.
-    pub fn pays(&self) -> bool {
-        self.k.len() >= Fetch::LEAST
-    }
-}
-
-// SAFETY: writes nothing.
-unsafe impl Kernel for Fetch {
-    fn run(&self, worker: &Worker<'_>) {
-        assert_eq!(self.k.len(), self.v.len(), "fetch: k and v are of different lengths");
-        let (len, pieces) = (self.k.len(), self.k.len().div_ceil(Fetch::PIECE));
-        loop {
-            let task = worker.claim();
-            let (cache, first) = match task {
-                task if task < pieces => (self.k, task * Fetch::PIECE),
-                task if task < 2 * pieces => (self.v, (task - pieces) * Fetch::PIECE),
-                _ => break,
-            };
-            for at in (first..len.min(first + Fetch::PIECE)).step_by(Fetch::LINE) {
-                // Volatile: nobody wants the value.
-                // SAFETY: within the cache.
-                unsafe { cache.ptr().add(at).read_volatile() };
-            }
-        }
-    }
 }
 
 fn check_heads(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) {
@@ -151,15 +95,13 @@ unsafe impl Kernel for Attention {
 }
 
 // SAFETY: tasks are disjoint heads of `out`, each claimed once.
-unsafe impl Kernel for DecodeAttention {
+unsafe impl Kernel for DecodeAttention<'_> {
     fn run(&self, worker: &Worker<'_>) {
-        check_heads(self.heads, self.kv_heads, self.head_dim, self.scale);
-        let (wide, narrow) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        assert!(self.len > 0, "decode attention: no position");
-        assert!(self.stride >= narrow, "decode attention: stride {} < {narrow}", self.stride);
+        let (kv_heads, head_dim) = (self.cache.kv_heads(), self.cache.head_dim());
+        check_heads(self.heads, kv_heads, head_dim, self.scale);
+        let wide = self.heads * head_dim;
+        assert!(!self.cache.is_empty(), "decode attention: no position");
         assert!(self.q.len() == wide && self.out.len() == wide, "decode attention: q or out is not [{wide}]");
-        let needed = (self.len - 1) * self.stride + narrow;
-        assert!(self.k.len() >= needed && self.v.len() >= needed, "decode attention: a cache is shorter than {needed}");
         self.isa.dispatch(Decode { kernel: self, worker });
     }
 }

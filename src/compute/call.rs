@@ -5,8 +5,8 @@
 use half::bf16;
 
 use super::{
-    Add, Attention, BiasAdd, DecodeAttention, Fetch, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Isa, Kernel, LayerNorm, Out,
-    PackedWeight, Pool, RmsNorm, Rope, SiluMul, Swiglu,
+    Add, Attention, BiasAdd, DecodeAttention, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Isa, Kernel, LayerNorm, Out,
+    PackedCache, PackedWeight, Pool, RmsNorm, Rope, SiluMul, Swiglu,
     view::{Dst, Src},
 };
 
@@ -110,24 +110,9 @@ impl Call<'_> {
         self.run(Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, isa: self.isa });
     }
 
-    /// [`DecodeAttention`] over all rows of the caches, which [`Fetch`] reads before where that pays. Shapes: `q`, `out` [heads * head_dim], `k`, `v`
-    /// [len, kv_heads * head_dim]; `dims` is (heads, kv_heads, head_dim).
-    pub fn decode_attention(
-        &self,
-        q: &[bf16],
-        k: &[bf16],
-        v: &[bf16],
-        dims: (usize, usize, usize),
-        scale: f32,
-        out: &mut [bf16],
-    ) {
-        let (heads, kv_heads, head_dim) = dims;
-        let stride = kv_heads * head_dim;
-        let len = k.len() / stride.max(1);
-        let (q, k, v, out) = (src(q), src(k), src(v), dst(out));
-        let fetch = Fetch { k, v };
-        let attention = DecodeAttention { q, k, v, out, len, stride, heads, kv_heads, head_dim, scale, isa: self.isa };
-        if fetch.pays() { self.pool.run(&[&fetch, &attention]) } else { self.run(attention) }
+    /// [`DecodeAttention`]. Shapes: `q`, `out` [heads * head_dim].
+    pub fn decode_attention(&self, q: &[bf16], cache: &PackedCache, heads: usize, scale: f32, out: &mut [bf16]) {
+        self.run(DecodeAttention { q: src(q), cache, out: dst(out), heads, scale, isa: self.isa });
     }
 
     /// [`SiluMul`]. Shapes: all alike.

@@ -176,21 +176,23 @@ impl Swapper {
         }
         let (keys, values) = (keys.clone(), values.clone());
         let name = cx.step.name.clone();
-        for (right, found) in [(&keys, cx.kv.keys(layer).to_vec()), (&values, cx.kv.values(layer).to_vec())] {
+        let (own_keys, own_values) = cx.kv.rows(layer);
+        for (right, found) in [(&keys, own_keys), (&values, own_values)] {
             let right: Vec<f32> = right.iter().map(|x| x.to_f32()).collect();
             self.note(cx, &name, &found, &right);
         }
         if swap {
-            let (own_keys, own_values) = cx.kv.raw_mut(layer);
-            own_keys[..keys.len()].copy_from_slice(&keys);
-            own_values[..values.len()].copy_from_slice(&values);
+            cx.kv.edit(layer, |own_keys, own_values| {
+                own_keys[..keys.len()].copy_from_slice(&keys);
+                own_values[..values.len()].copy_from_slice(&values);
+            });
         }
         Ok(())
     }
 
     fn decode_attention(&self, cx: &mut StepContext<'_>, layer: usize, q: BufferId) -> Result<Vec<bf16>> {
         let query = cx.read(q)?;
-        let (keys, values) = (cx.kv.keys(layer).to_vec(), cx.kv.values(layer).to_vec());
+        let (keys, values) = cx.kv.rows(layer);
         let (kv_heads, head_dim) = (self.config.num_key_value_heads, self.config.head_dim);
         let seq = keys.len() / (kv_heads * head_dim);
         let kernel = Kernel::Attention { seq, heads: query.len() / head_dim, kv_heads, head_dim, causal: true };

@@ -61,11 +61,9 @@ impl Trace {
         layer: usize,
         positions: impl Iterator<Item = usize> + Clone,
     ) {
-        for (name, all) in [("k_cache", kv.keys(layer)), ("v_cache", kv.values(layer))] {
-            let dim = all.len() / kv.len(layer).max(1);
-            let there = positions.clone().filter(|&p| p < kv.len(layer));
-            let rows: Vec<bf16> = there.flat_map(|p| all[p * dim..(p + 1) * dim].iter().copied()).collect();
-            self.push(stage, &format!("l{layer:02}.{name}"), Some(layer), dim, &rows);
+        let (keys, values) = kv.rows_at(layer, positions.filter(|&p| p < kv.len(layer)));
+        for (name, rows) in [("k_cache", keys), ("v_cache", values)] {
+            self.push(stage, &format!("l{layer:02}.{name}"), Some(layer), kv.kv_dim(), &rows);
         }
     }
 }

@@ -154,9 +154,10 @@ pub(super) fn kv_row_missing(config: &ModelConfig, at: &At) -> SharedHook {
         }
         if known.kept[layer].0.pop().is_none() && known.kept[layer].1.is_empty() {
             let range = row(known, cx.position);
-            let (keys, values) = cx.kv.raw_mut(layer);
-            keys[range.clone()].fill(bf16::ZERO);
-            values[range].fill(bf16::ZERO);
+            cx.kv.edit(layer, |keys, values| {
+                keys[range.clone()].fill(bf16::ZERO);
+                values[range].fill(bf16::ZERO);
+            });
             known.kept[layer].1 = vec![bf16::ZERO];
         }
         Ok(())
@@ -172,15 +173,16 @@ pub(super) fn kv_one_late(config: &ModelConfig, at: &At) -> SharedHook {
             return Ok(());
         }
         let (now, before) = (row(known, cx.position), row(known, cx.position - 1));
-        let (keys, values) = cx.kv.raw_mut(layer);
-        let late = (keys[now.clone()].to_vec(), values[now.clone()].to_vec());
-        keys[now.clone()].fill(bf16::ZERO);
-        values[now].fill(bf16::ZERO);
-        if !known.kept[layer].0.is_empty() {
-            keys[before.clone()].copy_from_slice(&known.kept[layer].0);
-            values[before].copy_from_slice(&known.kept[layer].1);
-        }
-        known.kept[layer] = late;
+        cx.kv.edit(layer, |keys, values| {
+            let late = (keys[now.clone()].to_vec(), values[now.clone()].to_vec());
+            keys[now.clone()].fill(bf16::ZERO);
+            values[now].fill(bf16::ZERO);
+            if !known.kept[layer].0.is_empty() {
+                keys[before.clone()].copy_from_slice(&known.kept[layer].0);
+                values[before].copy_from_slice(&known.kept[layer].1);
+            }
+            known.kept[layer] = late;
+        });
         Ok(())
     })
 }
@@ -190,13 +192,14 @@ pub(super) fn kv_stale(config: &ModelConfig, at: &At) -> SharedHook {
     hook(config, at, false, |known, cx| {
         let Some(layer) = appended(known, cx).filter(|_| is_prefill(cx)) else { return Ok(()) };
         let range = row(known, known.at.position.min(cx.valid_rows - 1));
-        let (keys, values) = cx.kv.raw_mut(layer);
-        let fresh = (keys[range.clone()].to_vec(), values[range.clone()].to_vec());
-        if !known.kept[layer].0.is_empty() {
-            keys[range.clone()].copy_from_slice(&known.kept[layer].0);
-            values[range].copy_from_slice(&known.kept[layer].1);
-        }
-        known.kept[layer] = fresh;
+        cx.kv.edit(layer, |keys, values| {
+            let fresh = (keys[range.clone()].to_vec(), values[range.clone()].to_vec());
+            if !known.kept[layer].0.is_empty() {
+                keys[range.clone()].copy_from_slice(&known.kept[layer].0);
+                values[range].copy_from_slice(&known.kept[layer].1);
+            }
+            known.kept[layer] = fresh;
+        });
         Ok(())
     })
 }
@@ -205,10 +208,11 @@ pub(super) fn kv_stale(config: &ModelConfig, at: &At) -> SharedHook {
 pub(super) fn kv_shared(config: &ModelConfig, at: &At) -> SharedHook {
     hook(config, at, false, |known, cx| {
         let Some(layer) = appended(known, cx).filter(|&l| l > 0) else { return Ok(()) };
-        let other = (cx.kv.keys(layer - 1).to_vec(), cx.kv.values(layer - 1).to_vec());
-        let (keys, values) = cx.kv.raw_mut(layer);
-        keys[..other.0.len()].copy_from_slice(&other.0);
-        values[..other.1.len()].copy_from_slice(&other.1);
+        let other = cx.kv.rows(layer - 1);
+        cx.kv.edit(layer, |keys, values| {
+            keys[..other.0.len()].copy_from_slice(&other.0);
+            values[..other.1.len()].copy_from_slice(&other.1);
+        });
         Ok(())
     })
 }
@@ -219,12 +223,16 @@ pub(super) fn kv_wraps(config: &ModelConfig, at: &At) -> SharedHook {
         let Some(layer) = appended(known, cx) else { return Ok(()) };
         let ring = known.at.strength as usize;
         let rows = cx.position..cx.position + cx.valid_rows;
-        for p in rows.filter(|&p| p >= ring) {
-            let (from, to) = (row(known, p), row(known, p % ring));
-            let (keys, values) = cx.kv.raw_mut(layer);
-            keys.copy_within(from.clone(), to.start);
-            values.copy_within(from, to.start);
+        if rows.end <= ring {
+            return Ok(());
         }
+        cx.kv.edit(layer, |keys, values| {
+            for p in rows.filter(|&p| p >= ring) {
+                let (from, to) = (row(known, p), row(known, p % ring));
+                keys.copy_within(from.clone(), to.start);
+                values.copy_within(from, to.start);
+            }
+        });
         Ok(())
     })
 }
@@ -235,11 +243,12 @@ pub(super) fn kv_heads_exchanged(config: &ModelConfig, at: &At) -> SharedHook {
         let Some(layer) = appended(known, cx).filter(|_| !is_prefill(cx)) else { return Ok(()) };
         let dim = known.config.head_dim;
         let range = row(known, cx.position);
-        let (keys, values) = cx.kv.raw_mut(layer);
-        for rows in [keys, values] {
-            let (one, other) = rows[range.clone()].split_at_mut(dim);
-            one.swap_with_slice(&mut other[..dim]);
-        }
+        cx.kv.edit(layer, |keys, values| {
+            for rows in [keys, values] {
+                let (one, other) = rows[range.clone()].split_at_mut(dim);
+                one.swap_with_slice(&mut other[..dim]);
+            }
+        });
         Ok(())
     })
 }
@@ -250,10 +259,13 @@ pub(super) fn kv_head_missing(config: &ModelConfig, at: &At) -> SharedHook {
         let Some(layer) = appended(known, cx) else { return Ok(()) };
         let dim = known.config.head_dim;
         let head = known.at.head.min(known.config.num_key_value_heads - 1);
-        for p in cx.position..cx.position + cx.valid_rows {
-            let start = row(known, p).start + head * dim;
-            cx.kv.raw_mut(layer).1[start..start + dim].fill(bf16::ZERO);
-        }
+        let rows = cx.position..cx.position + cx.valid_rows;
+        cx.kv.edit(layer, |_, values| {
+            for p in rows {
+                let start = row(known, p).start + head * dim;
+                values[start..start + dim].fill(bf16::ZERO);
+            }
+        });
         Ok(())
     })
 }
@@ -267,7 +279,8 @@ pub(super) fn kv_before_rope(config: &ModelConfig, at: &At) -> SharedHook {
         let unturned = cx.read(BufferId(buffer))?;
         let dim = known.config.kv_dim();
         let range = cx.position * dim..(cx.position + cx.valid_rows) * dim;
-        cx.kv.raw_mut(layer).0[range].copy_from_slice(&unturned[..cx.valid_rows * dim]);
+        let unturned = &unturned[..cx.valid_rows * dim];
+        cx.kv.edit(layer, |keys, _| keys[range].copy_from_slice(unturned));
         Ok(())
     })
 }
@@ -289,7 +302,8 @@ fn decode_attention(
     let (dim, kv_dim) = (known.config.head_dim, known.config.kv_dim());
     let widen = |x: &[bf16]| x.iter().map(|x| x.to_f32()).collect::<Vec<f32>>();
     let query = widen(&cx.read(q)?);
-    let (keys, values) = (widen(cx.kv.keys(layer)), widen(cx.kv.values(layer)));
+    let (keys, values) = cx.kv.rows(layer);
+    let (keys, values) = (widen(&keys), widen(&values));
     let len = keys.len() / kv_dim;
     let mut context = vec![bf16::ZERO; query.len()];
     for (head, (query, context)) in query.chunks_exact(dim).zip(context.chunks_exact_mut(dim)).enumerate() {

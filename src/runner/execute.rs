@@ -138,16 +138,15 @@ impl Run<'_> {
             }
             HostOp::KvAppend { layer, k, v } => {
                 let (device, handles) = (&mut *self.device, &self.compiled.handles);
-                self.kv.append(layer, self.span.position, valid, |keys, values| {
-                    for (id, rows) in [(k, keys), (v, values)] {
-                        tensor::copy_le_bytes(device.read(handles[id.0], 0, rows.len() * 2)?, rows);
-                    }
-                    Ok(())
-                })
+                let bytes = 2 * valid * self.kv.kv_dim();
+                let mut place = self.kv.append(layer, self.span.position, valid)?;
+                place.keys(&tensor::bf16_of_le_bytes(device.read(handles[k.0], 0, bytes)?));
+                place.values(&tensor::bf16_of_le_bytes(device.read(handles[v.0], 0, bytes)?));
+                Ok(())
             }
             HostOp::DecodeAttention { layer, q, out } => {
                 let q = self.read(q)?;
-                let context = self.host.decode_attention(&q, self.kv.keys(layer), self.kv.values(layer));
+                let context = self.host.decode_attention(&q, self.kv.layer(layer));
                 self.write(out, 0, &context)
             }
             HostOp::FinalNorm { x, out } => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use crate::compute::{Call, Isa, PackedWeight, Pool};
+use crate::compute::{Call, Isa, PackedCache, PackedWeight, Pool};
 use crate::error::{Error, Result};
 use crate::kernel::{Dtype, Kernel, attention_scale};
 use crate::model::{ModelConfig, Weights};
@@ -13,7 +13,6 @@ use crate::model::{ModelConfig, Weights};
 pub(super) struct HostKernels {
     pool: Arc<Pool>,
     isa: Isa,
-    kv_heads: usize,
     head_dim: usize,
     norm: Vec<bf16>,
     eps: f32,
@@ -24,11 +23,14 @@ impl HostKernels {
         Ok(HostKernels {
             pool,
             isa,
-            kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
             norm: weights.bf16("model.norm.weight")?.into_owned(),
             eps: config.rms_norm_eps as f32,
         })
+    }
+
+    pub(super) fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.pool)
     }
 
     fn call(&self) -> Call<'_> {
@@ -44,11 +46,10 @@ impl HostKernels {
 
     /// One query row over the cached rows.
     ///
-    /// Shapes: `q`, result `[heads * head_dim]`; `keys`, `values` `[len, kv_heads * head_dim]`.
-    pub(super) fn decode_attention(&self, q: &[bf16], keys: &[bf16], values: &[bf16]) -> Vec<bf16> {
+    /// Shapes: `q`, result `[heads * head_dim]`.
+    pub(super) fn decode_attention(&self, q: &[bf16], cache: &PackedCache) -> Vec<bf16> {
         let mut out = vec![bf16::NAN; q.len()];
-        let dims = (q.len() / self.head_dim, self.kv_heads, self.head_dim);
-        self.call().decode_attention(q, keys, values, dims, attention_scale(self.head_dim), &mut out);
+        self.call().decode_attention(q, cache, q.len() / self.head_dim, attention_scale(self.head_dim), &mut out);
         out
     }
 

@@ -1,107 +1,130 @@
-//! The KV cache on the host, as upstream keeps it: per layer, one row per position.
+//! The KV cache on the host: per layer keys and values of each position, packed for decode's attention.
+
+use std::sync::Arc;
 
 use half::bf16;
 
+use crate::compute::{PackedCache, Pool};
 use crate::error::{Error, Result};
+use crate::model::ModelConfig;
 
 /// Keys (after QK-norm and RoPE) and values of every layer.
 ///
-/// Shapes: per layer `[capacity, kv_dim]`, row-major; rows behind what the prompt has written or is about to hold NaN.
+/// Shapes: a row is `[kv_dim]`, KV heads times head_dim; rows behind what the prompt has written or is about to hold NaN.
 pub struct KvCache {
-    kv_dim: usize,
-    capacity: usize,
-    keys: Vec<Vec<bf16>>,
-    values: Vec<Vec<bf16>>,
-    written: Vec<usize>,
-    /// Rows from here on hold NaN.
-    touched: Vec<usize>,
+    layers: Vec<PackedCache>,
+    pool: Arc<Pool>,
 }
 
 impl KvCache {
-    pub fn new(layers: usize, kv_dim: usize, capacity: usize) -> Self {
-        let empty = || vec![vec![bf16::NAN; capacity * kv_dim]; layers];
-        KvCache { kv_dim, capacity, keys: empty(), values: empty(), written: vec![0; layers], touched: vec![0; layers] }
+    /// An empty cache with room for `capacity` positions.
+    pub fn new(config: &ModelConfig, capacity: usize, pool: Arc<Pool>) -> Self {
+        let (kv_heads, head_dim) = (config.num_key_value_heads, config.head_dim);
+        KvCache::of((0..config.num_hidden_layers).map(|_| PackedCache::new(kv_heads, head_dim, capacity)), pool)
+    }
+
+    fn of(layers: impl Iterator<Item = PackedCache>, pool: Arc<Pool>) -> Self {
+        KvCache { layers: layers.collect(), pool }
     }
 
     /// Forgets everything, for a prompt of `rows` positions: nobody can read a row until it is written, and those behind the prompt
     /// hold NaN again, so that no row of an earlier one can be attended to.
     pub fn restart(&mut self, rows: usize) {
-        for (layer, touched) in self.touched.iter_mut().enumerate() {
-            let kept = rows.min(*touched);
-            let stale = kept * self.kv_dim..*touched * self.kv_dim;
-            self.keys[layer][stale.clone()].fill(bf16::NAN);
-            self.values[layer][stale].fill(bf16::NAN);
-            *touched = kept;
-        }
-        self.written.fill(0);
+        self.layers.iter_mut().for_each(|layer| layer.restart(rows));
     }
 
-    /// Width of a row: KV heads times head_dim.
+    /// Width of a row.
     pub fn kv_dim(&self) -> usize {
-        self.kv_dim
+        self.layers.first().map_or(0, PackedCache::width)
     }
 
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.layers.first().map_or(0, PackedCache::capacity)
     }
 
     pub fn layers(&self) -> usize {
-        self.written.len()
+        self.layers.len()
     }
 
     /// Positions written in `layer`.
     pub fn len(&self, layer: usize) -> usize {
-        self.written[layer]
+        self.layers[layer].len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.written.iter().all(|&n| n == 0)
+        self.layers.iter().all(PackedCache::is_empty)
     }
 
-    /// Has `rows` rows written from `position` on; they are there once `write` has written keys and values.
+    /// A layer as attention reads it.
+    pub fn layer(&self, layer: usize) -> &PackedCache {
+        &self.layers[layer]
+    }
+
+    /// The place of `rows` rows from `position` on. They are there once both keys and values are written.
     ///
-    /// Shapes: `write` gets `[rows, kv_dim]` twice.
-    /// Errors: [`Error::Plan`] when the rows do not fit or leave a gap; those of `write`.
-    pub fn append(
-        &mut self,
-        layer: usize,
-        position: usize,
-        rows: usize,
-        write: impl FnOnce(&mut [bf16], &mut [bf16]) -> Result<()>,
-    ) -> Result<()> {
-        let end = position + rows;
-        if position > self.written[layer] || end > self.capacity {
+    /// Errors: [`Error::Plan`] when the rows do not fit or leave a gap.
+    pub fn append(&mut self, layer: usize, position: usize, rows: usize) -> Result<Place<'_>> {
+        let (end, cache) = (position + rows, &mut self.layers[layer]);
+        if position > cache.len() || end > cache.capacity() {
             return Err(Error::Plan {
                 why: format!(
                     "kv cache: layer {layer}: rows {position}..{end} do not follow {} written ones within {}",
-                    self.written[layer], self.capacity
+                    cache.len(),
+                    cache.capacity()
                 ),
             });
         }
-        let range = position * self.kv_dim..end * self.kv_dim;
-        self.touched[layer] = self.touched[layer].max(end);
-        write(&mut self.keys[layer][range.clone()], &mut self.values[layer][range])?;
-        self.written[layer] = end;
-        Ok(())
+        Ok(Place { cache, pool: &self.pool, position })
     }
 
-    /// The written keys of a layer.
+    /// The written keys and values of a layer.
     ///
-    /// Shapes: `[len, kv_dim]`.
-    pub fn keys(&self, layer: usize) -> &[bf16] {
-        &self.keys[layer][..self.written[layer] * self.kv_dim]
+    /// Shapes: `[len, kv_dim]` each.
+    pub fn rows(&self, layer: usize) -> (Vec<bf16>, Vec<bf16>) {
+        self.rows_at(layer, 0..self.len(layer))
     }
 
-    /// The written values of a layer.
+    /// The keys and values at these positions.
     ///
-    /// Shapes: `[len, kv_dim]`.
-    pub fn values(&self, layer: usize) -> &[bf16] {
-        &self.values[layer][..self.written[layer] * self.kv_dim]
+    /// Shapes: `[positions, kv_dim]` each; panics where one is not written.
+    pub fn rows_at(&self, layer: usize, positions: impl IntoIterator<Item = usize>) -> (Vec<bf16>, Vec<bf16>) {
+        let (mut keys, mut values) = (vec![], vec![]);
+        for position in positions {
+            let (key, value) = self.layers[layer].row(position);
+            keys.extend(key);
+            values.extend(value);
+        }
+        (keys, values)
     }
 
-    /// For fault injection: the rows as they lie in memory.
-    pub fn raw_mut(&mut self, layer: usize) -> (&mut [bf16], &mut [bf16]) {
-        (&mut self.keys[layer], &mut self.values[layer])
+    /// For fault injection and for the search of a fault: changes the written rows of a layer.
+    ///
+    /// Shapes: `change` gets `[len, kv_dim]` twice.
+    pub fn edit(&mut self, layer: usize, change: impl FnOnce(&mut [bf16], &mut [bf16])) {
+        let (mut keys, mut values) = self.rows(layer);
+        change(&mut keys, &mut values);
+        let mut place = Place { cache: &mut self.layers[layer], pool: &self.pool, position: 0 };
+        place.keys(&keys);
+        place.values(&values);
+    }
+}
+
+/// Where new rows of a layer go.
+pub struct Place<'a> {
+    cache: &'a mut PackedCache,
+    pool: &'a Pool,
+    position: usize,
+}
+
+impl Place<'_> {
+    /// Shapes: `[rows, kv_dim]`.
+    pub fn keys(&mut self, rows: &[bf16]) {
+        self.cache.write_keys(self.pool, self.position, rows);
+    }
+
+    /// Shapes: `[rows, kv_dim]`.
+    pub fn values(&mut self, rows: &[bf16]) {
+        self.cache.write_values(self.pool, self.position, rows);
     }
 }
 
@@ -109,60 +132,47 @@ impl KvCache {
 mod tests {
     use super::*;
 
-    fn write(kv: &mut KvCache, position: usize, value: bf16) {
-        let both = |keys: &mut [bf16], values: &mut [bf16]| {
-            keys.fill(value);
-            values.fill(value);
-            Ok(())
-        };
-        kv.append(0, position, 1, both).unwrap();
+    fn cache(capacity: usize) -> KvCache {
+        KvCache::of((0..2).map(|_| PackedCache::new(1, 2, capacity)), Arc::new(Pool::new(1)))
     }
 
-    /// Rows below `zeros` hold 0, those behind NaN.
-    fn assert_holds(kv: &mut KvCache, zeros: usize, what: &str) {
-        let (keys, values) = kv.raw_mut(0);
-        for side in [keys, values] {
-            assert!(side[..2 * zeros].iter().all(|v| *v == bf16::ZERO), "{what}: {side:?}");
-            assert!(side[2 * zeros..].iter().all(|v| v.is_nan()), "{what}: {side:?}");
+    fn write(kv: &mut KvCache, position: usize, value: f32) {
+        let row = [bf16::from_f32(value), bf16::from_f32(-value)];
+        for layer in 0..2 {
+            let mut place = kv.append(layer, position, 1).unwrap();
+            place.keys(&row);
+            place.values(&row);
         }
     }
 
     #[test]
-    fn a_cache_that_starts_again_shows_nothing_of_the_earlier_prompt() {
-        for rows in 0..4 {
-            // A prompt that failed before it wrote anything between the two, or none.
-            for failed in [None, Some(0), Some(1), Some(2), Some(4)] {
-                let mut kv = KvCache::new(1, 2, 4);
-                (0..3).for_each(|position| write(&mut kv, position, bf16::ONE));
-                failed.into_iter().for_each(|rows| kv.restart(rows));
-                kv.restart(rows);
-                assert!(kv.is_empty() && kv.keys(0).is_empty() && kv.values(0).is_empty());
-                (0..rows).for_each(|position| write(&mut kv, position, bf16::ZERO));
-                assert_holds(&mut kv, rows, &format!("{rows} after {failed:?}"));
-            }
-        }
-    }
-
-    #[test]
-    fn rows_behind_the_place_where_a_prompt_went_on_are_forgotten_too() {
-        let mut kv = KvCache::new(1, 2, 4);
-        (0..4).for_each(|position| write(&mut kv, position, bf16::ONE));
-        write(&mut kv, 1, bf16::ONE);
-        kv.restart(1);
-        write(&mut kv, 0, bf16::ZERO);
-        assert_holds(&mut kv, 1, "after a step back");
-    }
-
-    #[test]
-    fn a_gap_an_overflow_or_a_failed_write_adds_nothing() {
-        let mut kv = KvCache::new(1, 1, 2);
-        assert!(kv.append(0, 1, 1, |_, _| Ok(())).is_err());
-        assert!(kv.append(0, 0, 3, |_, _| Ok(())).is_err());
-        let fail = |keys: &mut [bf16], _: &mut [bf16]| {
-            keys.fill(bf16::ONE);
-            Err(Error::Plan { why: "no values".into() })
-        };
-        assert!(kv.append(0, 0, 1, fail).is_err());
+    fn a_gap_an_overflow_or_half_a_row_adds_nothing() {
+        let mut kv = cache(2);
+        assert!(kv.append(0, 1, 1).is_err());
+        assert!(kv.append(0, 0, 3).is_err());
+        kv.append(0, 0, 1).unwrap().keys(&[bf16::ONE; 2]);
         assert!(kv.is_empty());
+        write(&mut kv, 0, 1.0);
+        kv.append(0, 1, 1).unwrap().keys(&[bf16::ONE; 2]);
+        assert_eq!((kv.len(0), kv.len(1)), (1, 1));
+    }
+
+    #[test]
+    fn an_edit_changes_written_rows_of_one_layer() {
+        let mut kv = cache(8);
+        (0..3).for_each(|position| write(&mut kv, position, 1.0));
+        kv.edit(1, |keys, values| {
+            assert_eq!((keys.len(), values.len()), (6, 6));
+            keys[2..4].fill(bf16::ZERO);
+            values[4] = bf16::NAN;
+        });
+        let row = [bf16::ONE, bf16::NEG_ONE];
+        assert_eq!(kv.rows(0), (row.repeat(3), row.repeat(3)));
+        let (keys, values) = kv.rows(1);
+        assert_eq!(keys, [row, [bf16::ZERO; 2], row].concat());
+        assert!(values[4].is_nan() && values[..4] == row.repeat(2) && values[5] == bf16::NEG_ONE);
+        // It goes on behind them.
+        write(&mut kv, 3, 2.0);
+        assert_eq!(kv.rows_at(1, [3, 0]).0, [bf16::from_f32(2.0), bf16::from_f32(-2.0), row[0], row[1]]);
     }
 }

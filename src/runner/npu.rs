@@ -142,7 +142,7 @@ impl NpuRunner {
         for &seq_len in &options.buckets {
             prefill.insert(seq_len, compile(options.prefill_plan(&config, seq_len)?, &options.prefill)?);
         }
-        let kv = KvCache::new(config.num_hidden_layers, config.kv_dim(), options.max_positions);
+        let kv = KvCache::new(&config, options.max_positions, host.pool());
         let lanes = vec![Lane { decode, kv }];
         let pad_id = config.eos_token_ids.first().copied().unwrap_or(0);
         let poison = options.poison;
@@ -286,8 +286,8 @@ impl Lane {
         let dim = kv.kv_dim();
         let mut taps = Taps::new();
         for layer in (0..kv.layers()).filter(|_| !positions.is_empty()) {
-            for (name, all) in [("k_cache", kv.keys(layer)), ("v_cache", kv.values(layer))] {
-                let rows = positions.iter().flat_map(|&p| all[p * dim..(p + 1) * dim].iter().copied()).collect();
+            let (keys, values) = kv.rows_at(layer, positions.iter().copied());
+            for (name, rows) in [("k_cache", keys), ("v_cache", values)] {
                 let rows = ndarray::Array2::from_shape_vec((positions.len(), dim), rows).expect("rows of one width");
                 taps.insert(format!("l{layer:02}.{name}"), rows);
             }

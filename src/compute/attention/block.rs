@@ -5,13 +5,13 @@
 
 use half::bf16;
 
-use super::{Attention, DecodeAttention, Sight, Split};
+use super::{Attention, DecodeAttention, PackedCache, Sight, Split};
 use crate::compute::{
     exp::exp2,
     lanes::{LANES, Lanes, Lanewise},
     pack::{PANEL, pack_panel},
     pool::Worker,
-    tile::{NOTHING, Rows, multiply_panel},
+    tile::{NOTHING, PANEL_AHEAD, Rows, multiply_panel},
 };
 
 use super::border::{Contexts, Scores};
@@ -28,7 +28,7 @@ const LONG: usize = 1024;
 pub(super) const CHUNK: usize = 24;
 
 /// Rows of queries of one kv head, and the positions they see.
-struct Task {
+struct Task<P> {
     /// Row 0 of band 0; a band is one head (prefill) or all heads of the one token (decode).
     q: *const bf16,
     out: *mut bf16,
@@ -36,12 +36,41 @@ struct Task {
     band_stride: usize,
     rows: usize,
     row_stride: usize,
-    k: *const bf16,
-    v: *const bf16,
-    kv_stride: usize,
+    positions: P,
     head_dim: usize,
     scale: f32,
     sight: Sight,
+}
+
+/// Where keys and values come from.
+trait Positions {
+    /// What their products ask the caches for.
+    const ASK: u8;
+
+    /// The block of positions that starts at `start`, a multiple of KV_BLOCK, packed; `end` is where the task's positions end.
+    ///
+    /// # Safety
+    /// The positions below `end` exist, and `start` is one of them; the scratch is laid out for `head_dim`.
+    unsafe fn block<L: Lanes>(&self, l: L, scratch: &Scratch, head_dim: usize, start: usize, end: usize) -> Block;
+
+    /// The values of the first `seen` positions of a block in the scratch's spare panels, zeros behind them.
+    ///
+    /// # Safety
+    /// As [`Positions::block`]; not all rows see the same.
+    unsafe fn spare<L: Lanes>(&self, l: L, scratch: &Scratch, head_dim: usize, start: usize, seen: usize);
+}
+
+/// Rows `stride` elements apart.
+struct Plain {
+    k: *const bf16,
+    v: *const bf16,
+    stride: usize,
+}
+
+/// One head of a cache.
+struct Cached<'a> {
+    cache: &'a PackedCache,
+    head: usize,
 }
 
 pub(super) struct Prefill<'a> {
@@ -51,7 +80,7 @@ pub(super) struct Prefill<'a> {
 }
 
 pub(super) struct Decode<'a> {
-    pub(super) kernel: &'a DecodeAttention,
+    pub(super) kernel: &'a DecodeAttention<'a>,
     pub(super) worker: &'a Worker<'a>,
 }
 
@@ -76,9 +105,11 @@ impl Lanewise for Prefill<'_> {
                     band_stride: head_dim,
                     rows: piece.rows,
                     row_stride: heads * head_dim,
-                    k: k.ptr().add(piece.kv),
-                    v: v.ptr().add(piece.kv),
-                    kv_stride: kv_heads * head_dim,
+                    positions: Plain {
+                        k: k.ptr().add(piece.kv),
+                        v: v.ptr().add(piece.kv),
+                        stride: kv_heads * head_dim,
+                    },
                     head_dim,
                     scale,
                     sight: piece.sight,
@@ -94,30 +125,28 @@ impl Lanewise for Decode<'_> {
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        let DecodeAttention { q, k, v, out, len, stride, heads, kv_heads, head_dim, scale, .. } = *self.kernel;
+        let DecodeAttention { q, cache, out, heads, scale, .. } = *self.kernel;
+        let (kv_heads, head_dim) = (cache.kv_heads(), cache.head_dim());
         let group = heads / kv_heads;
         let scratch = Scratch::take(Layout::new(head_dim, group));
         loop {
-            let kv_head = self.worker.claim();
-            if kv_head >= kv_heads {
+            let head = self.worker.claim();
+            if head >= kv_heads {
                 break;
             }
-            // SAFETY: the heads of the group exist in `q` and `out` and are written by this task only; the caches have
-            // `len` rows.
+            // SAFETY: the heads of the group exist in `q` and `out` and are written by this task only.
             unsafe {
                 let task = Task {
-                    q: q.ptr().add(kv_head * group * head_dim),
-                    out: out.ptr().add(kv_head * group * head_dim),
+                    q: q.ptr().add(head * group * head_dim),
+                    out: out.ptr().add(head * group * head_dim),
                     bands: 1,
                     band_stride: 0,
                     rows: group,
                     row_stride: head_dim,
-                    k: k.ptr().add(kv_head * head_dim),
-                    v: v.ptr().add(kv_head * head_dim),
-                    kv_stride: stride,
+                    positions: Cached { cache, head },
                     head_dim,
                     scale,
-                    sight: Sight { seen: len, step: 0 },
+                    sight: Sight { seen: cache.len(), step: 0 },
                 };
                 attend(l, &task, &scratch);
             }
@@ -125,28 +154,83 @@ impl Lanewise for Decode<'_> {
     }
 }
 
+impl Positions for Plain {
+    const ASK: u8 = NOTHING;
+
+    #[inline(always)]
+    unsafe fn block<L: Lanes>(&self, l: L, scratch: &Scratch, head_dim: usize, start: usize, end: usize) -> Block {
+        let len = KV_BLOCK.min(end - start);
+        self.ask_for_rows(l, head_dim, start + len, end.min(start + len + KV_BLOCK));
+        // SAFETY: the caller's; the scratch holds a block.
+        let finite = unsafe {
+            let (k, v) = (self.k.add(start * self.stride), self.v.add(start * self.stride));
+            for p in 0..len.div_ceil(PANEL) {
+                let rows = k.add(p * PANEL * self.stride);
+                let columns = PANEL.min(len - p * PANEL);
+                pack_panel(l, scratch.keys().add(p * key_panel(head_dim)), rows, self.stride, columns, head_dim);
+            }
+            pack_values::<L, KV_BLOCK>(l, scratch.values(), v, self.stride, len, head_dim)
+        };
+        Block { start, len, keys: scratch.keys(), values: scratch.values(), finite }
+    }
+
+    #[inline(always)]
+    unsafe fn spare<L: Lanes>(&self, l: L, scratch: &Scratch, head_dim: usize, start: usize, seen: usize) {
+        // SAFETY: the caller's; the spare panels hold a block.
+        unsafe {
+            let v = self.v.add(start * self.stride);
+            pack_values::<L, KV_BLOCK>(l, scratch.spare(), v, self.stride, seen, head_dim);
+        }
+    }
+}
+
+impl Plain {
+    /// Asks for the keys and values of positions `from..to`: their rows lie too far apart for the CPU to foresee them.
+    #[inline(always)]
+    fn ask_for_rows<L: Lanes>(&self, l: L, head_dim: usize, from: usize, to: usize) {
+        const LINE: usize = 64 / size_of::<bf16>();
+        for position in from..to {
+            for first in (0..head_dim).step_by(LINE) {
+                let at = position * self.stride + first;
+                l.prefetch(self.k.wrapping_add(at).cast());
+                l.prefetch(self.v.wrapping_add(at).cast());
+            }
+        }
+    }
+}
+
+impl Positions for Cached<'_> {
+    const ASK: u8 = PANEL_AHEAD;
+
+    #[inline(always)]
+    unsafe fn block<L: Lanes>(&self, _: L, _: &Scratch, _: usize, start: usize, end: usize) -> Block {
+        let (keys, values) = self.cache.block(self.head, start / KV_BLOCK);
+        Block { start, len: KV_BLOCK.min(end - start), keys, values, finite: false }
+    }
+
+    #[inline(always)]
+    unsafe fn spare<L: Lanes>(&self, _: L, _: &Scratch, _: usize, _: usize, _: usize) {
+        unreachable!("the heads of one token see the same")
+    }
+}
+
+/// u32 of a panel of packed keys, PANEL positions.
+#[inline(always)]
+fn key_panel(head_dim: usize) -> usize {
+    head_dim / 2 * PANEL
+}
+
 /// # Safety
 /// The task's pointers are valid for what it says, and nobody else writes its rows of `out`; the scratch is laid out
 /// for its head_dim and at least its rows.
 #[inline(always)]
-unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
+unsafe fn attend<L: Lanes, P: Positions>(l: L, task: &Task<P>, scratch: &Scratch) {
     let rows = task.bands * task.rows;
     scratch.reset(rows);
     let end = task.sight.of(task.rows - 1);
     for start in (0..end).step_by(KV_BLOCK) {
-        let len = KV_BLOCK.min(end - start);
-        ask_for_rows(l, task, start + len, end.min(start + len + KV_BLOCK));
-        // SAFETY: positions `start..start + len` exist; the scratch holds a block.
-        let finite = unsafe {
-            let (k, v) = (task.k.add(start * task.kv_stride), task.v.add(start * task.kv_stride));
-            for p in 0..len.div_ceil(PANEL) {
-                let rows = k.add(p * PANEL * task.kv_stride);
-                let columns = PANEL.min(len - p * PANEL);
-                pack_panel(l, scratch.key_panel(p), rows, task.kv_stride, columns, task.head_dim);
-            }
-            pack_values::<L, KV_BLOCK>(l, scratch.value_panel(0), v, task.kv_stride, len, task.head_dim)
-        };
-        let block = Block { start, len, finite };
+        // SAFETY: the positions that the last row sees exist.
+        let block = unsafe { task.positions.block(l, scratch, task.head_dim, start, end) };
         for band in 0..task.bands {
             let first = task.sight.first_to_see(start, 0, task.rows);
             for row in (first..task.rows).step_by(CHUNK) {
@@ -169,23 +253,13 @@ unsafe fn attend<L: Lanes>(l: L, task: &Task, scratch: &Scratch) {
     }
 }
 
-/// Asks for the keys and values of positions `from..to`: their rows lie too far apart for the CPU to foresee them.
-#[inline(always)]
-fn ask_for_rows<L: Lanes>(l: L, task: &Task, from: usize, to: usize) {
-    const LINE: usize = 64 / size_of::<bf16>();
-    for position in from..to {
-        for first in (0..task.head_dim).step_by(LINE) {
-            let at = position * task.kv_stride + first;
-            l.prefetch(task.k.wrapping_add(at).cast());
-            l.prefetch(task.v.wrapping_add(at).cast());
-        }
-    }
-}
-
+/// Packed positions: panels of keys with pairs along head_dim, panels of values with pairs along the positions.
 struct Block {
     start: usize,
     len: usize,
-    /// Whether no value is infinite or NaN.
+    keys: *const u32,
+    values: *const u32,
+    /// Whether no value is known to be infinite or NaN.
     finite: bool,
 }
 
@@ -199,7 +273,15 @@ impl Block {
 
 /// `scores[r][p] = q[r] · k[p]`, for the panels that a row sees any position of.
 #[inline(always)]
-unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, band: usize, row: usize, count: usize) {
+unsafe fn scores<L: Lanes, P: Positions>(
+    l: L,
+    task: &Task<P>,
+    scratch: &Scratch,
+    block: &Block,
+    band: usize,
+    row: usize,
+    count: usize,
+) {
     for p in 0..block.len.div_ceil(PANEL) {
         let first = task.sight.first_to_see(block.start + p * PANEL, row, row + count);
         // SAFETY: the caller's: these rows exist, and the panel is packed.
@@ -208,24 +290,24 @@ unsafe fn scores<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, 
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
             let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
             let border = Scores { scores };
-            multiply_panel::<L, NOTHING>(
-                l,
-                rows,
-                row + count - first,
-                scratch.key_panel(p),
-                PANEL,
-                task.head_dim,
-                &border,
-            );
+            let panel = block.keys.add(p * key_panel(task.head_dim));
+            match P::ASK {
+                NOTHING => {
+                    multiply_panel::<L, NOTHING>(l, rows, row + count - first, panel, PANEL, task.head_dim, &border)
+                }
+                _ => {
+                    multiply_panel::<L, PANEL_AHEAD>(l, rows, row + count - first, panel, PANEL, task.head_dim, &border)
+                }
+            }
         }
     }
 }
 
 /// Turns scores into probabilities relative to the running maximum, and updates maximum, sum and rescaling factor.
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(
+unsafe fn softmax<L: Lanes, P>(
     l: L,
-    task: &Task,
+    task: &Task<P>,
     scratch: &Scratch,
     block: &Block,
     band: usize,
@@ -350,9 +432,9 @@ unsafe fn probability<L: Lanes>(l: L, scores: *const f32, factor: f32, top: f32)
 
 /// `context[r] = rescale[r] * context[r] + probabilities[r] · v`.
 #[inline(always)]
-unsafe fn contexts<L: Lanes>(
+unsafe fn contexts<L: Lanes, P: Positions>(
     l: L,
-    task: &Task,
+    task: &Task<P>,
     scratch: &Scratch,
     block: &Block,
     band: usize,
@@ -366,44 +448,48 @@ unsafe fn contexts<L: Lanes>(
         // 0 * NaN is NaN: each row gets its own copy of the values, zero where it does not see them.
         for i in 0..count {
             let seen = block.seen(task.sight.of(row + i));
-            // SAFETY: the caller's; the spare panels hold a block.
+            // SAFETY: the caller's.
             unsafe {
-                let v = task.v.add(block.start * task.kv_stride);
-                pack_values::<L, KV_BLOCK>(l, scratch.spare_panel(0), v, task.kv_stride, seen, task.head_dim);
-                product(l, task, scratch, band * task.rows + row, i, 1, seen, true);
+                task.positions.spare(l, scratch, task.head_dim, block.start, seen);
+                product(l, task, scratch, band * task.rows + row, i, 1, seen, scratch.spare());
             }
         }
     } else {
         // SAFETY: the caller's.
-        unsafe { product(l, task, scratch, band * task.rows + row, 0, count, seen, false) };
+        unsafe { product(l, task, scratch, band * task.rows + row, 0, count, seen, block.values) };
     }
 }
 
 /// The product for rows `i..i + count` of the chunk that starts at row `base` of the scratch, over `seen` positions.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one call site's loop body, twice")]
-unsafe fn product<L: Lanes>(
+unsafe fn product<L: Lanes, P: Positions>(
     l: L,
-    task: &Task,
+    task: &Task<P>,
     scratch: &Scratch,
     base: usize,
     i: usize,
     count: usize,
     seen: usize,
-    spare: bool,
+    values: *const u32,
 ) {
     for p in 0..task.head_dim.div_ceil(PANEL) {
         // SAFETY: the caller's: the rows exist in the scratch, the panels are packed. Positions come in pairs, the odd
         // one out has probability 0 and value 0 or finite.
         unsafe {
             let rows = Rows { first: scratch.probabilities().add(i * KV_BLOCK), stride: KV_BLOCK };
-            let panel = if spare { scratch.spare_panel(p) } else { scratch.value_panel(p) };
+            let panel = values.add(p * (KV_BLOCK / 2 * PANEL));
             let border = Contexts {
                 contexts: scratch.context(base + i).add(p * PANEL),
                 stride: scratch.context_stride(),
                 rescale: scratch.rescale().add(i),
             };
-            multiply_panel::<L, NOTHING>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            match P::ASK {
+                NOTHING => {
+                    multiply_panel::<L, NOTHING>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border)
+                }
+                _ => multiply_panel::<L, PANEL_AHEAD>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border),
+            }
         }
     }
 }
@@ -451,7 +537,7 @@ pub(in crate::compute) unsafe fn pack_values<L: Lanes, const BLOCK: usize>(
 /// # Safety
 /// `p` is valid for reads of `columns` elements, of which there are at most [`LANES`].
 #[inline(always)]
-unsafe fn load_padded<L: Lanes>(l: L, p: *const bf16, columns: usize) -> L::F {
+pub(super) unsafe fn load_padded<L: Lanes>(l: L, p: *const bf16, columns: usize) -> L::F {
     // SAFETY: the caller's.
     unsafe {
         match columns {

@@ -12,10 +12,10 @@ use crate::compute::{
 
 use super::block::{CHUNK, KV_BLOCK};
 
-/// Offsets of the parts, in u32.
+/// Sizes of the parts, in u32 (but for head_dim).
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
-    key_panel: usize,
+    head_dim: usize,
     value_panels: usize,
     context_stride: usize,
     /// Rows of maxima, totals and contexts, padded by a vector.
@@ -26,7 +26,7 @@ impl Layout {
     /// For heads of `head_dim` and up to `rows` rows.
     pub(super) fn new(head_dim: usize, rows: usize) -> Layout {
         Layout {
-            key_panel: head_dim / 2 * PANEL,
+            head_dim,
             value_panels: head_dim.div_ceil(PANEL),
             context_stride: head_dim.next_multiple_of(PANEL),
             rows: (rows + LANES).next_multiple_of(LINE),
@@ -54,7 +54,7 @@ impl Scratch {
     pub(super) fn take(layout: Layout) -> Scratch {
         let values = layout.value_panels * (KV_BLOCK / 2 * PANEL);
         let [keys, values, spare, scores, probabilities, rescale, partial, maximum, total, contexts] = scratch::take([
-            KV_BLOCK / PANEL * layout.key_panel,
+            KV_BLOCK * layout.head_dim / 2,
             values,
             values,
             CHUNK * KV_BLOCK,
@@ -94,22 +94,22 @@ impl Scratch {
         }
     }
 
-    /// Panel `p` of packed keys, PANEL positions.
+    /// Panels of packed keys, PANEL positions each.
     #[inline(always)]
-    pub(super) fn key_panel(&self, p: usize) -> *mut u32 {
-        self.keys.wrapping_add(p * self.layout.key_panel)
+    pub(super) fn keys(&self) -> *mut u32 {
+        self.keys
     }
 
-    /// Panel `p` of packed values, PANEL columns of a head.
+    /// Panels of packed values, PANEL columns of a head each.
     #[inline(always)]
-    pub(super) fn value_panel(&self, p: usize) -> *mut u32 {
-        self.values.wrapping_add(p * (KV_BLOCK / 2 * PANEL))
+    pub(super) fn values(&self) -> *mut u32 {
+        self.values
     }
 
-    /// As [`Scratch::value_panel`], for one row's own copy.
+    /// As [`Scratch::values`], for one row's own copy.
     #[inline(always)]
-    pub(super) fn spare_panel(&self, p: usize) -> *mut u32 {
-        self.spare.wrapping_add(p * (KV_BLOCK / 2 * PANEL))
+    pub(super) fn spare(&self) -> *mut u32 {
+        self.spare
     }
 
     /// Scores of a chunk: [CHUNK, KV_BLOCK].

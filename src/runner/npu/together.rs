@@ -88,11 +88,11 @@ impl NpuRunner {
             let plan = self.lanes[0].decode.plan.clone();
             let (device, weights) = (&mut *self.device, &*self.weights);
             let decode = compile(plan, &self.decode, device, weights, &self.rope, &mut self.statics)?;
-            self.lanes.push(Lane { decode, kv: KvCache::new(self.config.num_hidden_layers, self.config.kv_dim(), 0) });
+            self.lanes.push(Lane { decode, kv: KvCache::new(&self.config, 0, self.host.pool()) });
         }
         for lane in &mut self.lanes[1..count] {
             if lane.kv.capacity() < positions {
-                lane.kv = KvCache::new(lane.kv.layers(), lane.kv.kv_dim(), positions);
+                lane.kv = KvCache::new(&self.config, positions, self.host.pool());
             }
         }
         Ok(())
