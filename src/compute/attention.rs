@@ -1,7 +1,7 @@
 //! Attention over whole sequences (prefill) and for one new token (decode), grouped-query.
 //!
-//! Flash style: keys and values pass in blocks of a fixed size with an online softmax in f32, no [S, S] matrix exists,
-//! and blocks above the diagonal are skipped. Every row of a result sees the same blocks in the same order whichever
+//! Keys and values are packed first, once for all queries. Flash style: they pass in blocks of a fixed size with an online softmax
+//! in f32, no [S, S] matrix exists, and blocks above the diagonal are skipped. Every row of a result sees the same blocks in the same order whichever
 //! kernel computes it, so decode equals prefill bit for bit. May not let a masked position touch a result, not even
 //! as 0 * NaN.
 
@@ -16,12 +16,14 @@ use super::{
 mod block;
 mod border;
 mod cache;
+mod positions;
 mod scratch;
 mod split;
 
-pub(super) use block::pack_values;
 use block::{Decode, Prefill};
 pub use cache::PackedCache;
+pub use positions::PackPositions;
+pub(super) use positions::load_padded;
 pub(super) use split::{Sight, Split};
 
 /// `out = softmax(scale * q · kᵀ + mask) · v` for every head; head h reads kv head `h / (heads / kv_heads)`.
@@ -29,15 +31,13 @@ pub(super) use split::{Sight, Split};
 /// `scale`d scores and softmax in f32; the probabilities are rounded to bf16 as operand of the product with v, their sum
 /// is not.
 ///
-/// Shapes: `q`, `out` [S, heads * head_dim], `k`, `v` [S, kv_heads * head_dim], row-major; head_dim even.
+/// Shapes: `q`, `out` [S, heads * head_dim], row-major; keys and values of S positions as [`PackPositions`] leaves them; head_dim even.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
     /// Queries.
     pub q: Src<bf16>,
-    /// Keys.
-    pub k: Src<bf16>,
-    /// Values.
-    pub v: Src<bf16>,
+    /// Packed keys and values.
+    pub positions: Src<u32>,
     /// Contexts; may not overlap an input.
     pub out: Dst<bf16>,
     /// Query heads, a multiple of `kv_heads`.
@@ -84,12 +84,12 @@ fn check_heads(heads: usize, kv_heads: usize, head_dim: usize, scale: f32) {
 unsafe impl Kernel for Attention {
     fn run(&self, worker: &Worker<'_>) {
         check_heads(self.heads, self.kv_heads, self.head_dim, self.scale);
-        let (wide, narrow) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let wide = self.heads * self.head_dim;
         let rows = self.q.len() / wide;
         assert_eq!(self.q.len(), rows * wide, "attention: q is not [S, {wide}]");
         assert_eq!(self.out.len(), rows * wide, "attention: out is not [{rows}, {wide}]");
-        assert_eq!(self.k.len(), rows * narrow, "attention: k is not [{rows}, {narrow}]");
-        assert_eq!(self.v.len(), rows * narrow, "attention: v is not [{rows}, {narrow}]");
+        let packed = PackPositions::len(self.kv_heads, self.head_dim, rows);
+        assert_eq!(self.positions.len(), packed, "attention: positions are not {rows} packed ones");
         self.isa.dispatch(Prefill { kernel: self, rows, worker });
     }
 }
@@ -97,7 +97,7 @@ unsafe impl Kernel for Attention {
 // SAFETY: tasks are disjoint heads of `out`, each claimed once.
 unsafe impl Kernel for DecodeAttention<'_> {
     fn run(&self, worker: &Worker<'_>) {
-        let (kv_heads, head_dim) = (self.cache.kv_heads(), self.cache.head_dim());
+        let positions::Layout { kv_heads, head_dim, .. } = self.cache.layout();
         check_heads(self.heads, kv_heads, head_dim, self.scale);
         let wide = self.heads * head_dim;
         assert!(!self.cache.is_empty(), "decode attention: no position");

@@ -6,7 +6,7 @@ use half::bf16;
 
 use super::{
     Add, Attention, BiasAdd, DecodeAttention, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Isa, Kernel, LayerNorm, Out,
-    PackedCache, PackedWeight, Pool, RmsNorm, Rope, SiluMul, Swiglu,
+    PackPositions, PackedCache, PackedWeight, Pool, RmsNorm, Rope, SiluMul, Swiglu,
     view::{Dst, Src},
 };
 
@@ -105,9 +105,14 @@ impl Call<'_> {
         causal: bool,
         out: &mut [bf16],
     ) {
-        let (heads, kv_heads, head_dim) = dims;
+        let ((heads, kv_heads, head_dim), isa) = (dims, self.isa);
+        let mut packed = vec![0; PackPositions::len(kv_heads, head_dim, k.len() / (kv_heads * head_dim).max(1))];
         let (q, k, v, out) = (src(q), src(k), src(v), dst(out));
-        self.run(Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, isa: self.isa });
+        let to = dst(&mut packed);
+        // SAFETY: the vector outlives the one run, in which a barrier stands between writing and reading.
+        let positions = unsafe { Src::new(to.ptr().cast_const(), to.len()) };
+        let pack = PackPositions { k, v, to, kv_heads, head_dim, isa };
+        self.pool.run(&[&pack, &Attention { q, positions, out, heads, kv_heads, head_dim, scale, causal, isa }]);
     }
 
     /// [`DecodeAttention`]. Shapes: `q`, `out` [heads * head_dim].

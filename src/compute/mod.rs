@@ -36,7 +36,7 @@ mod tile;
 mod view;
 
 pub(crate) use arena::{HUGE_PAGE, ask_for_huge_pages};
-pub use attention::{Attention, DecodeAttention, PackedCache};
+pub use attention::{Attention, DecodeAttention, PackPositions, PackedCache};
 pub use call::Call;
 pub use ceiling::Ceiling;
 pub use elementwise::{Add, BiasAdd, GeluTanh, SiluMul};

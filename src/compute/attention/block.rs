@@ -5,21 +5,22 @@
 
 use half::bf16;
 
-use super::{Attention, DecodeAttention, PackedCache, Sight, Split};
+use super::border::{Contexts, Scores};
+use super::positions::{Layout, VALUE_PANEL};
+use super::scratch::{self, Scratch};
+use super::{Attention, DecodeAttention, Sight, Split};
 use crate::compute::{
     exp::exp2,
     lanes::{LANES, Lanes, Lanewise},
-    pack::{PANEL, pack_panel},
+    pack::PANEL,
     pool::Worker,
+    scratch::LINE,
     tile::{NOTHING, PANEL_AHEAD, Rows, multiply_panel},
 };
 
-use super::border::{Contexts, Scores};
-use super::scratch::{Layout, Scratch};
-
 /// Positions of a block; part of the arithmetic, since each block rescales what came before.
 pub(super) const KV_BLOCK: usize = 128;
-/// Tokens of a task; all heads of the group share its packed blocks. Long sequences take larger ones: there are tasks enough.
+/// Tokens of a task, with all heads of a group. Long sequences take larger ones: there are tasks enough.
 const Q_BLOCK: usize = 96;
 const LONG_Q_BLOCK: usize = 192;
 /// Tokens from which a sequence is long.
@@ -28,7 +29,7 @@ const LONG: usize = 1024;
 pub(super) const CHUNK: usize = 24;
 
 /// Rows of queries of one kv head, and the positions they see.
-struct Task<P> {
+struct Task {
     /// Row 0 of band 0; a band is one head (prefill) or all heads of the one token (decode).
     q: *const bf16,
     out: *mut bf16,
@@ -36,41 +37,18 @@ struct Task<P> {
     band_stride: usize,
     rows: usize,
     row_stride: usize,
-    positions: P,
-    head_dim: usize,
+    positions: Positions,
     scale: f32,
     sight: Sight,
 }
 
-/// Where keys and values come from.
-trait Positions {
-    /// What their products ask the caches for.
-    const ASK: u8;
-
-    /// The block of positions that starts at `start`, a multiple of KV_BLOCK, packed; `end` is where the task's positions end.
-    ///
-    /// # Safety
-    /// The positions below `end` exist, and `start` is one of them; the scratch is laid out for `head_dim`.
-    unsafe fn block<L: Lanes>(&self, l: L, scratch: &Scratch, head_dim: usize, start: usize, end: usize) -> Block;
-
-    /// The values of the first `seen` positions of a block in the scratch's spare panels, zeros behind them.
-    ///
-    /// # Safety
-    /// As [`Positions::block`]; not all rows see the same.
-    unsafe fn spare<L: Lanes>(&self, l: L, scratch: &Scratch, head_dim: usize, start: usize, seen: usize);
-}
-
-/// Rows `stride` elements apart.
-struct Plain {
-    k: *const bf16,
-    v: *const bf16,
-    stride: usize,
-}
-
-/// One head of a cache.
-struct Cached<'a> {
-    cache: &'a PackedCache,
-    head: usize,
+/// The packed keys and values of one head.
+struct Positions {
+    layout: Layout,
+    /// The first block.
+    start: *const u32,
+    /// For each block whether all of its values are finite; none where all rows see the same.
+    finite: Option<*const u32>,
 }
 
 pub(super) struct Prefill<'a> {
@@ -89,15 +67,21 @@ impl Lanewise for Prefill<'_> {
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        let Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
+        let Attention { q, positions, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
         let block = if self.rows < LONG { Q_BLOCK } else { LONG_Q_BLOCK };
         let split = Split { rows: self.rows, block, heads, kv_heads, head_dim, causal };
-        let scratch = Scratch::take(Layout::new(head_dim, group * block));
+        let layout = Layout::new(kv_heads, head_dim, self.rows);
+        let scratch = Scratch::take(scratch::Layout::new(head_dim, group * block));
         while let Some(piece) = split.piece(self.worker.claim()) {
             // SAFETY: the piece's tokens, the heads of its group and its kv head exist; the rows of these heads are written
             // by this task only.
             unsafe {
+                let positions = Positions {
+                    layout,
+                    start: positions.ptr().add(layout.block(piece.kv_head, 0)),
+                    finite: Some(positions.ptr().add(layout.len() + piece.kv_head * layout.blocks)),
+                };
                 let task = Task {
                     q: q.ptr().add(piece.q),
                     out: out.ptr().add(piece.q),
@@ -105,16 +89,11 @@ impl Lanewise for Prefill<'_> {
                     band_stride: head_dim,
                     rows: piece.rows,
                     row_stride: heads * head_dim,
-                    positions: Plain {
-                        k: k.ptr().add(piece.kv),
-                        v: v.ptr().add(piece.kv),
-                        stride: kv_heads * head_dim,
-                    },
-                    head_dim,
+                    positions,
                     scale,
                     sight: piece.sight,
                 };
-                attend(l, &task, &scratch);
+                attend::<L, { NOTHING }>(l, &task, &scratch);
             }
         }
     }
@@ -126,9 +105,9 @@ impl Lanewise for Decode<'_> {
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
         let DecodeAttention { q, cache, out, heads, scale, .. } = *self.kernel;
-        let (kv_heads, head_dim) = (cache.kv_heads(), cache.head_dim());
+        let layout @ Layout { kv_heads, head_dim, .. } = cache.layout();
         let group = heads / kv_heads;
-        let scratch = Scratch::take(Layout::new(head_dim, group));
+        let scratch = Scratch::take(scratch::Layout::new(head_dim, group));
         loop {
             let head = self.worker.claim();
             if head >= kv_heads {
@@ -136,6 +115,7 @@ impl Lanewise for Decode<'_> {
             }
             // SAFETY: the heads of the group exist in `q` and `out` and are written by this task only.
             unsafe {
+                let start = cache.start().add(layout.block(head, 0)).cast_const();
                 let task = Task {
                     q: q.ptr().add(head * group * head_dim),
                     out: out.ptr().add(head * group * head_dim),
@@ -143,103 +123,43 @@ impl Lanewise for Decode<'_> {
                     band_stride: 0,
                     rows: group,
                     row_stride: head_dim,
-                    positions: Cached { cache, head },
-                    head_dim,
+                    positions: Positions { layout, start, finite: None },
                     scale,
                     sight: Sight { seen: cache.len(), step: 0 },
                 };
-                attend(l, &task, &scratch);
+                // Each panel is read once.
+                attend::<L, { PANEL_AHEAD }>(l, &task, &scratch);
             }
         }
     }
-}
-
-impl Positions for Plain {
-    const ASK: u8 = NOTHING;
-
-    #[inline(always)]
-    unsafe fn block<L: Lanes>(&self, l: L, scratch: &Scratch, head_dim: usize, start: usize, end: usize) -> Block {
-        let len = KV_BLOCK.min(end - start);
-        self.ask_for_rows(l, head_dim, start + len, end.min(start + len + KV_BLOCK));
-        // SAFETY: the caller's; the scratch holds a block.
-        let finite = unsafe {
-            let (k, v) = (self.k.add(start * self.stride), self.v.add(start * self.stride));
-            for p in 0..len.div_ceil(PANEL) {
-                let rows = k.add(p * PANEL * self.stride);
-                let columns = PANEL.min(len - p * PANEL);
-                pack_panel(l, scratch.keys().add(p * key_panel(head_dim)), rows, self.stride, columns, head_dim);
-            }
-            pack_values::<L, KV_BLOCK>(l, scratch.values(), v, self.stride, len, head_dim)
-        };
-        Block { start, len, keys: scratch.keys(), values: scratch.values(), finite }
-    }
-
-    #[inline(always)]
-    unsafe fn spare<L: Lanes>(&self, l: L, scratch: &Scratch, head_dim: usize, start: usize, seen: usize) {
-        // SAFETY: the caller's; the spare panels hold a block.
-        unsafe {
-            let v = self.v.add(start * self.stride);
-            pack_values::<L, KV_BLOCK>(l, scratch.spare(), v, self.stride, seen, head_dim);
-        }
-    }
-}
-
-impl Plain {
-    /// Asks for the keys and values of positions `from..to`: their rows lie too far apart for the CPU to foresee them.
-    #[inline(always)]
-    fn ask_for_rows<L: Lanes>(&self, l: L, head_dim: usize, from: usize, to: usize) {
-        const LINE: usize = 64 / size_of::<bf16>();
-        for position in from..to {
-            for first in (0..head_dim).step_by(LINE) {
-                let at = position * self.stride + first;
-                l.prefetch(self.k.wrapping_add(at).cast());
-                l.prefetch(self.v.wrapping_add(at).cast());
-            }
-        }
-    }
-}
-
-impl Positions for Cached<'_> {
-    const ASK: u8 = PANEL_AHEAD;
-
-    #[inline(always)]
-    unsafe fn block<L: Lanes>(&self, _: L, _: &Scratch, _: usize, start: usize, end: usize) -> Block {
-        let (keys, values) = self.cache.block(self.head, start / KV_BLOCK);
-        Block { start, len: KV_BLOCK.min(end - start), keys, values, finite: false }
-    }
-
-    #[inline(always)]
-    unsafe fn spare<L: Lanes>(&self, _: L, _: &Scratch, _: usize, _: usize, _: usize) {
-        unreachable!("the heads of one token see the same")
-    }
-}
-
-/// u32 of a panel of packed keys, PANEL positions.
-#[inline(always)]
-fn key_panel(head_dim: usize) -> usize {
-    head_dim / 2 * PANEL
 }
 
 /// # Safety
 /// The task's pointers are valid for what it says, and nobody else writes its rows of `out`; the scratch is laid out
-/// for its head_dim and at least its rows.
+/// for its head_dim and at least its rows. `ASK` is what its products ask the caches for.
 #[inline(always)]
-unsafe fn attend<L: Lanes, P: Positions>(l: L, task: &Task<P>, scratch: &Scratch) {
+unsafe fn attend<L: Lanes, const ASK: u8>(l: L, task: &Task, scratch: &Scratch) {
     let rows = task.bands * task.rows;
     scratch.reset(rows);
     let end = task.sight.of(task.rows - 1);
     for start in (0..end).step_by(KV_BLOCK) {
-        // SAFETY: the positions that the last row sees exist.
-        let block = unsafe { task.positions.block(l, scratch, task.head_dim, start, end) };
+        if ASK == NOTHING && start + KV_BLOCK < end {
+            ask_for_block(l, &task.positions, start / KV_BLOCK + 1);
+        }
+        let block = Block {
+            start,
+            len: KV_BLOCK.min(end - start),
+            panels: task.positions.start.wrapping_add(task.positions.layout.block(0, start / KV_BLOCK)),
+        };
         for band in 0..task.bands {
             let first = task.sight.first_to_see(start, 0, task.rows);
             for row in (first..task.rows).step_by(CHUNK) {
                 let count = CHUNK.min(task.rows - row);
                 // SAFETY: rows `row..row + count` of the band exist, and all see position `start`.
                 unsafe {
-                    scores(l, task, scratch, &block, band, row, count);
+                    scores::<L, ASK>(l, task, scratch, &block, band, row, count);
                     softmax(l, task, scratch, &block, band, row, count);
-                    contexts(l, task, scratch, &block, band, row, count);
+                    contexts::<L, ASK>(l, task, scratch, &block, band, row, count);
                 }
             }
         }
@@ -248,19 +168,25 @@ unsafe fn attend<L: Lanes, P: Positions>(l: L, task: &Task<P>, scratch: &Scratch
         for row in 0..task.rows {
             let at = band * task.band_stride + row * task.row_stride;
             // SAFETY: row `row` of the band exists in `out`.
-            unsafe { scratch.write_row(l, band * task.rows + row, task.out.add(at), task.head_dim) };
+            unsafe { scratch.write_row(l, band * task.rows + row, task.out.add(at), task.positions.layout.head_dim) };
         }
     }
 }
 
-/// Packed positions: panels of keys with pairs along head_dim, panels of values with pairs along the positions.
+/// Asks for a block while the one before it is multiplied, by many rows.
+#[inline(always)]
+fn ask_for_block<L: Lanes>(l: L, positions: &Positions, block: usize) {
+    let start = positions.start.wrapping_add(positions.layout.block(0, block));
+    for line in (0..positions.layout.block_len()).step_by(LINE) {
+        l.prefetch(start.wrapping_add(line));
+    }
+}
+
 struct Block {
     start: usize,
     len: usize,
-    keys: *const u32,
-    values: *const u32,
-    /// Whether no value is known to be infinite or NaN.
-    finite: bool,
+    /// Its keys, and behind them its values.
+    panels: *const u32,
 }
 
 impl Block {
@@ -273,15 +199,16 @@ impl Block {
 
 /// `scores[r][p] = q[r] · k[p]`, for the panels that a row sees any position of.
 #[inline(always)]
-unsafe fn scores<L: Lanes, P: Positions>(
+unsafe fn scores<L: Lanes, const ASK: u8>(
     l: L,
-    task: &Task<P>,
+    task: &Task,
     scratch: &Scratch,
     block: &Block,
     band: usize,
     row: usize,
     count: usize,
 ) {
+    let layout = task.positions.layout;
     for p in 0..block.len.div_ceil(PANEL) {
         let first = task.sight.first_to_see(block.start + p * PANEL, row, row + count);
         // SAFETY: the caller's: these rows exist, and the panel is packed.
@@ -290,24 +217,17 @@ unsafe fn scores<L: Lanes, P: Positions>(
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
             let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
             let border = Scores { scores };
-            let panel = block.keys.add(p * key_panel(task.head_dim));
-            match P::ASK {
-                NOTHING => {
-                    multiply_panel::<L, NOTHING>(l, rows, row + count - first, panel, PANEL, task.head_dim, &border)
-                }
-                _ => {
-                    multiply_panel::<L, PANEL_AHEAD>(l, rows, row + count - first, panel, PANEL, task.head_dim, &border)
-                }
-            }
+            let panel = block.panels.add(p * layout.key_panel());
+            multiply_panel::<L, ASK>(l, rows, row + count - first, panel, PANEL, layout.head_dim, &border);
         }
     }
 }
 
 /// Turns scores into probabilities relative to the running maximum, and updates maximum, sum and rescaling factor.
 #[inline(always)]
-unsafe fn softmax<L: Lanes, P>(
+unsafe fn softmax<L: Lanes>(
     l: L,
-    task: &Task<P>,
+    task: &Task,
     scratch: &Scratch,
     block: &Block,
     band: usize,
@@ -432,9 +352,9 @@ unsafe fn probability<L: Lanes>(l: L, scores: *const f32, factor: f32, top: f32)
 
 /// `context[r] = rescale[r] * context[r] + probabilities[r] · v`.
 #[inline(always)]
-unsafe fn contexts<L: Lanes, P: Positions>(
+unsafe fn contexts<L: Lanes, const ASK: u8>(
     l: L,
-    task: &Task<P>,
+    task: &Task,
     scratch: &Scratch,
     block: &Block,
     band: usize,
@@ -444,28 +364,32 @@ unsafe fn contexts<L: Lanes, P: Positions>(
     // No row of the chunk sees more than the last; what the others do not see has probability 0.
     let seen = block.seen(task.sight.of(row + count - 1));
     let partial = block.seen(task.sight.of(row)) < seen;
-    if partial && !block.finite {
+    let layout = task.positions.layout;
+    let values = block.panels.wrapping_add(layout.keys_len());
+    // SAFETY: there is a flag for each block.
+    let finite = task.positions.finite.is_none_or(|finite| unsafe { *finite.add(block.start / KV_BLOCK) } != 0);
+    if partial && !finite {
         // 0 * NaN is NaN: each row gets its own copy of the values, zero where it does not see them.
         for i in 0..count {
             let seen = block.seen(task.sight.of(row + i));
             // SAFETY: the caller's.
             unsafe {
-                task.positions.spare(l, scratch, task.head_dim, block.start, seen);
-                product(l, task, scratch, band * task.rows + row, i, 1, seen, scratch.spare());
+                keep_seen(l, scratch.spare(), values, seen, layout.head_dim);
+                product::<L, ASK>(l, task, scratch, band * task.rows + row, i, 1, seen, scratch.spare());
             }
         }
     } else {
         // SAFETY: the caller's.
-        unsafe { product(l, task, scratch, band * task.rows + row, 0, count, seen, block.values) };
+        unsafe { product::<L, ASK>(l, task, scratch, band * task.rows + row, 0, count, seen, values) };
     }
 }
 
 /// The product for rows `i..i + count` of the chunk that starts at row `base` of the scratch, over `seen` positions.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one call site's loop body, twice")]
-unsafe fn product<L: Lanes, P: Positions>(
+unsafe fn product<L: Lanes, const ASK: u8>(
     l: L,
-    task: &Task<P>,
+    task: &Task,
     scratch: &Scratch,
     base: usize,
     i: usize,
@@ -473,80 +397,43 @@ unsafe fn product<L: Lanes, P: Positions>(
     seen: usize,
     values: *const u32,
 ) {
-    for p in 0..task.head_dim.div_ceil(PANEL) {
+    for p in 0..task.positions.layout.head_dim.div_ceil(PANEL) {
         // SAFETY: the caller's: the rows exist in the scratch, the panels are packed. Positions come in pairs, the odd
         // one out has probability 0 and value 0 or finite.
         unsafe {
             let rows = Rows { first: scratch.probabilities().add(i * KV_BLOCK), stride: KV_BLOCK };
-            let panel = values.add(p * (KV_BLOCK / 2 * PANEL));
+            let panel = values.add(p * VALUE_PANEL);
             let border = Contexts {
                 contexts: scratch.context(base + i).add(p * PANEL),
                 stride: scratch.context_stride(),
                 rescale: scratch.rescale().add(i),
             };
-            match P::ASK {
-                NOTHING => {
-                    multiply_panel::<L, NOTHING>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border)
-                }
-                _ => multiply_panel::<L, PANEL_AHEAD>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border),
-            }
+            multiply_panel::<L, ASK>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }
 
-/// Packs `len` rows of values, pairs along the positions, zero behind them; gives whether all are finite.
+/// Copies the values of the first `seen` positions of a block, with zeros behind them.
 ///
 /// # Safety
-/// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of BLOCK positions, `rows` for reads of `len` rows of
-/// `head_dim` elements, `stride` apart; `len <= BLOCK`, which is even.
+/// `from` is valid for reads and `to` for writes of a block's values.
 #[inline(always)]
-pub(in crate::compute) unsafe fn pack_values<L: Lanes, const BLOCK: usize>(
-    l: L,
-    panels: *mut u32,
-    rows: *const bf16,
-    stride: usize,
-    len: usize,
-    head_dim: usize,
-) -> bool {
-    // The largest power of two, lane by lane: infinite where a value is infinite or NaN.
-    let mut top = l.splat(0.0);
+unsafe fn keep_seen<L: Lanes>(l: L, to: *mut u32, from: *const u32, seen: usize, head_dim: usize) {
     for p in 0..head_dim.div_ceil(PANEL) {
-        for pair in 0..BLOCK / 2 {
+        for pair in 0..KV_BLOCK / 2 {
             for column in (0..PANEL).step_by(LANES) {
-                let first = p * PANEL + column;
-                let columns = head_dim.saturating_sub(first).min(LANES);
-                // SAFETY: the caller's: `columns` elements from `first` on of the rows below `len`, and a vector of
-                // the panel.
+                let at = p * VALUE_PANEL + pair * PANEL + column;
+                // SAFETY: the caller's.
                 unsafe {
-                    let row = |r: usize| match r < len {
-                        true => load_padded(l, rows.add(r * stride + first), columns),
-                        false => l.splat(0.0),
-                    };
-                    let (even, odd) = (row(2 * pair), row(2 * pair + 1));
-                    top = l.max(top, l.max(l.power(even), l.power(odd)));
-                    l.store_pairs(panels.add((p * (BLOCK / 2) + pair) * PANEL + column), even, odd);
+                    let (mut even, mut odd) = l.load_pairs(from.add(at));
+                    if 2 * pair >= seen {
+                        even = l.splat(0.0);
+                    }
+                    if 2 * pair + 1 >= seen {
+                        odd = l.splat(0.0);
+                    }
+                    l.store_pairs(to.add(at), even, odd);
                 }
-            }
-        }
-    }
-    l.largest(top) < f32::INFINITY
-}
-
-/// `columns` elements, zeros behind them.
-///
-/// # Safety
-/// `p` is valid for reads of `columns` elements, of which there are at most [`LANES`].
-#[inline(always)]
-pub(super) unsafe fn load_padded<L: Lanes>(l: L, p: *const bf16, columns: usize) -> L::F {
-    // SAFETY: the caller's.
-    unsafe {
-        match columns {
-            LANES => l.load_bf16(p),
-            0 => l.splat(0.0),
-            _ => {
-                let mut whole = [bf16::ZERO; LANES];
-                whole.as_mut_ptr().copy_from_nonoverlapping(p, columns);
-                l.load_bf16(whole.as_ptr())
             }
         }
     }

@@ -11,11 +11,11 @@ use crate::compute::{
 };
 
 use super::block::{CHUNK, KV_BLOCK};
+use super::positions::VALUE_PANEL;
 
-/// Sizes of the parts, in u32 (but for head_dim).
+/// Sizes of the parts, in u32.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
-    head_dim: usize,
     value_panels: usize,
     context_stride: usize,
     /// Rows of maxima, totals and contexts, padded by a vector.
@@ -26,7 +26,6 @@ impl Layout {
     /// For heads of `head_dim` and up to `rows` rows.
     pub(super) fn new(head_dim: usize, rows: usize) -> Layout {
         Layout {
-            head_dim,
             value_panels: head_dim.div_ceil(PANEL),
             context_stride: head_dim.next_multiple_of(PANEL),
             rows: (rows + LANES).next_multiple_of(LINE),
@@ -37,8 +36,6 @@ impl Layout {
 /// The parts of this thread's memory, valid until the thread takes it again.
 pub(super) struct Scratch {
     layout: Layout,
-    keys: *mut u32,
-    values: *mut u32,
     spare: *mut u32,
     scores: *mut f32,
     probabilities: *mut bf16,
@@ -52,11 +49,8 @@ pub(super) struct Scratch {
 impl Scratch {
     /// This thread's memory, laid out anew.
     pub(super) fn take(layout: Layout) -> Scratch {
-        let values = layout.value_panels * (KV_BLOCK / 2 * PANEL);
-        let [keys, values, spare, scores, probabilities, rescale, partial, maximum, total, contexts] = scratch::take([
-            KV_BLOCK * layout.head_dim / 2,
-            values,
-            values,
+        let [spare, scores, probabilities, rescale, partial, maximum, total, contexts] = scratch::take([
+            layout.value_panels * VALUE_PANEL,
             CHUNK * KV_BLOCK,
             CHUNK * KV_BLOCK / 2,
             CHUNK.next_multiple_of(LANES),
@@ -67,8 +61,6 @@ impl Scratch {
         ]);
         Scratch {
             layout,
-            keys,
-            values,
             spare,
             scores: scores.cast(),
             probabilities: probabilities.cast(),
@@ -94,19 +86,7 @@ impl Scratch {
         }
     }
 
-    /// Panels of packed keys, PANEL positions each.
-    #[inline(always)]
-    pub(super) fn keys(&self) -> *mut u32 {
-        self.keys
-    }
-
-    /// Panels of packed values, PANEL columns of a head each.
-    #[inline(always)]
-    pub(super) fn values(&self) -> *mut u32 {
-        self.values
-    }
-
-    /// As [`Scratch::values`], for one row's own copy.
+    /// Values of a block, for one row's own copy.
     #[inline(always)]
     pub(super) fn spare(&self) -> *mut u32 {
         self.spare

@@ -41,8 +41,8 @@ pub(in crate::compute) struct Piece {
     pub(in crate::compute) rows: usize,
     /// Element of `q` and `out` at which the first head of the first token starts.
     pub(in crate::compute) q: usize,
-    /// Element of `k` and `v` at which the kv head of position 0 starts.
-    pub(in crate::compute) kv: usize,
+    /// The group's kv head.
+    pub(in crate::compute) kv_head: usize,
     pub(in crate::compute) sight: Sight,
 }
 
@@ -60,7 +60,7 @@ impl Split {
         Some(Piece {
             rows: block.min(rows - first),
             q: first * heads * head_dim + kv_head * (heads / kv_heads) * head_dim,
-            kv: kv_head * head_dim,
+            kv_head,
             // Causal or not, no row sees more positions than there are.
             sight: if causal { Sight { seen: first + 1, step: 1 } } else { Sight { seen: rows, step: 0 } },
         })

@@ -6,8 +6,8 @@ use half::bf16;
 
 use super::{Dispatch, EmuDevice};
 use crate::compute::{
-    Add, Attention, BiasAdd, Dst, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Kernel as Compute, LayerNorm, Out, RmsNorm,
-    Rope, SiluMul, Src, Swiglu, Together, npu2,
+    Add, Attention, BiasAdd, Dst, GeluTanh, Gemm, Gemv, GemvAdd, Gemvs, Kernel as Compute, LayerNorm, Out,
+    PackPositions, RmsNorm, Rope, SiluMul, Src, Swiglu, Together, npu2,
 };
 use crate::device::{Arithmetic, BoundLaunch, BufferHandle};
 use crate::kernel::{Dtype, Kernel, attention_scale};
@@ -33,6 +33,9 @@ pub(super) fn scratch_bytes(kernel: &Kernel, arithmetic: Arithmetic) -> usize {
     match (kernel, arithmetic) {
         (&(Kernel::Gemm { m, k, .. } | Kernel::GemmLow { m, k, .. }), Arithmetic::Npu2) => row_bytes(m * k),
         (&Kernel::SwigluRms { m, k, .. }, _) => row_bytes(k) + 2 * m * Dtype::F32.bytes(),
+        (&Kernel::Attention { seq, kv_heads, head_dim, .. }, Arithmetic::Ieee) => {
+            PackPositions::len(kv_heads, head_dim, seq) * size_of::<u32>()
+        }
         _ => 0,
     }
 }
@@ -134,6 +137,7 @@ impl EmuDevice {
     pub(super) fn kernels<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
         match (&launch.kernel, self.info.arithmetic) {
             (&Kernel::SwigluRms { m, k, eps }, _) => self.swiglu_rms(launch, (m, k), eps.value(), kernels),
+            (Kernel::Attention { .. }, Arithmetic::Ieee) => self.attention(launch, kernels),
             (_, Arithmetic::Ieee) => kernels.push(self.ieee(launch)),
             (_, Arithmetic::Npu2) => self.npu2(launch, kernels),
         }
@@ -163,6 +167,19 @@ impl EmuDevice {
         });
     }
 
+    /// Keys and values are packed, then every query attends to them.
+    fn attention<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
+        let Kernel::Attention { seq, heads, kv_heads, head_dim, causal } = launch.kernel else {
+            unreachable!("asked for attention only")
+        };
+        let (a, isa) = (&launch.args, self.isa);
+        let (to, positions) = self.scratch(0, PackPositions::len(kv_heads, head_dim, seq));
+        let (q, k, v, out) = (self.src(a[0]), self.src(a[1]), self.src(a[2]), self.dst(a[3]));
+        kernels.push(Box::new(PackPositions { k, v, to, kv_heads, head_dim, isa }));
+        let scale = attention_scale(head_dim);
+        kernels.push(Box::new(Attention { q, positions, out, heads, kv_heads, head_dim, scale, causal, isa }));
+    }
+
     /// A projection with its residual; the silicon rounds its sum between pieces of K.
     fn gemv_add<'a>(&'a self, a: &[BufferHandle], narrow: Option<usize>) -> Box<dyn Compute + 'a> {
         let (x, r, y) = (self.src(a[1]), self.src(a[2]), self.dst(a[3]));
@@ -181,18 +198,6 @@ impl EmuDevice {
             }
             Kernel::Gemv { .. } => self.gemv(a),
             Kernel::GemvAdd { .. } => self.gemv_add(a, None),
-            Kernel::Attention { heads, kv_heads, head_dim, causal, .. } => Box::new(Attention {
-                isa,
-                q: self.src(a[0]),
-                k: self.src(a[1]),
-                v: self.src(a[2]),
-                out: self.dst(a[3]),
-                heads,
-                kv_heads,
-                head_dim,
-                scale: attention_scale(head_dim),
-                causal,
-            }),
             _ => self.rounded::<false>(launch),
         }
     }

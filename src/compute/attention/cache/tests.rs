@@ -7,9 +7,8 @@ use crate::compute::testing::{THREADS, bits, noise};
 
 /// Every value that the memory holds, the unwritten ones included, in a fixed order.
 fn halves(cache: &PackedCache) -> Vec<bf16> {
-    let blocks = cache.kv_heads * cache.capacity.div_ceil(KV_BLOCK);
-    // SAFETY: the region holds these blocks, all of which is initialised.
-    let words = unsafe { std::slice::from_raw_parts(cache.start(0, 0), blocks * block_len(cache.head_dim)) };
+    // SAFETY: the region holds the layout's blocks, all of which is initialised.
+    let words = unsafe { std::slice::from_raw_parts(cache.start(), cache.layout.len()) };
     words.iter().flat_map(|&pair| [half_of(pair, 0), half_of(pair, 1)]).collect()
 }
 

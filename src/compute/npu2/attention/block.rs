@@ -10,7 +10,7 @@ use super::border::{Contexts, Scores};
 use super::scratch::Scratch;
 use super::state::{LOWEST, State, factor};
 use crate::compute::{
-    attention::{Sight, Split, pack_values},
+    attention::{Sight, Split, load_padded},
     lanes::{LANES, Lanes, Lanewise},
     npu2::bfp16::{quantise, quantise_panel, quantise_row},
     pack::{PANEL, pack_panel},
@@ -77,8 +77,8 @@ impl Lanewise for Share<'_> {
                     heads: group,
                     rows: piece.rows,
                     row_stride: heads * head_dim,
-                    k: k.ptr().add(piece.kv),
-                    v: v.ptr().add(piece.kv),
+                    k: k.ptr().add(piece.kv_head * head_dim),
+                    v: v.ptr().add(piece.kv_head * head_dim),
                     kv_stride: kv_heads * head_dim,
                     positions: self.rows,
                     head_dim,
@@ -169,7 +169,7 @@ unsafe fn pass<L: Lanes>(l: L, task: &Task, scratch: &Scratch, state: &State, st
             pack_panel(l, panel, rows, task.kv_stride, PANEL.min(len - p * PANEL), task.head_dim);
             quantise_panel(l, panel, panel, task.head_dim / 2);
         }
-        let finite = pack_values::<L, KV_BLOCK>(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
+        let finite = pack_values(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
         quantise_values(l, scratch.value_panel(0), task.head_dim);
         finite
     };
@@ -339,7 +339,7 @@ unsafe fn contexts<L: Lanes>(
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_values::<L, KV_BLOCK>(l, scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
+                pack_values(l, scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
                 clear(scratch.spare_panel(0), task.head_dim, seen);
                 quantise_values(l, scratch.spare_panel(0), task.head_dim);
                 product(l, task, scratch, state, base + i, i, 1, seen, true);
@@ -381,4 +381,42 @@ unsafe fn product<L: Lanes>(
             multiply_panel::<L, NOTHING>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
+}
+
+/// Packs `len` rows of values, pairs along the positions, zero behind them; gives whether all are finite.
+///
+/// # Safety
+/// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of KV_BLOCK positions, `rows` for reads of `len` rows of
+/// `head_dim` elements, `stride` apart; `len <= KV_BLOCK`, which is even.
+#[inline(always)]
+unsafe fn pack_values<L: Lanes>(
+    l: L,
+    panels: *mut u32,
+    rows: *const bf16,
+    stride: usize,
+    len: usize,
+    head_dim: usize,
+) -> bool {
+    // The largest power of two, lane by lane: infinite where a value is infinite or NaN.
+    let mut top = l.splat(0.0);
+    for p in 0..head_dim.div_ceil(PANEL) {
+        for pair in 0..KV_BLOCK / 2 {
+            for column in (0..PANEL).step_by(LANES) {
+                let first = p * PANEL + column;
+                let columns = head_dim.saturating_sub(first).min(LANES);
+                // SAFETY: the caller's: `columns` elements from `first` on of the rows below `len`, and a vector of
+                // the panel.
+                unsafe {
+                    let row = |r: usize| match r < len {
+                        true => load_padded(l, rows.add(r * stride + first), columns),
+                        false => l.splat(0.0),
+                    };
+                    let (even, odd) = (row(2 * pair), row(2 * pair + 1));
+                    top = l.max(top, l.max(l.power(even), l.power(odd)));
+                    l.store_pairs(panels.add((p * (KV_BLOCK / 2) + pair) * PANEL + column), even, odd);
+                }
+            }
+        }
+    }
+    l.largest(top) < f32::INFINITY
 }
