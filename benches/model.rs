@@ -16,9 +16,9 @@ use phasegate::{
     compute::{Call, Ceiling, Isa, PackedWeight, Pool},
     device::Layout,
     error::Result,
-    kernel::Kernel,
+    kernel::{Kernel, Rows},
     phase::{Subject, devices},
-    plan::{Op, PlanOptions, Tuning},
+    plan::{Op, PlanOptions, Stage, Step, Tuning},
     runner::{Hook, NpuRunner, Runner, RunnerOptions, StepContext},
 };
 
@@ -145,25 +145,29 @@ impl Machine {
             println!("prefill {len:5}: {rate:8.1} tok/s, {share:4.1} % of the pair products' ceiling");
         }
         for cached in decodes {
-            let (rate, bytes) = (median(("decode", cached)), weights(&self.runner));
-            let share = |ceiling: f64| 100.0 * bytes * rate / ceiling;
+            let (rate, weights) = (median(("decode", cached)), weights(&self.runner));
+            let share = |bytes: f64, ceiling: f64| 100.0 * bytes * rate / ceiling;
             println!(
-                "decode at {cached:4}: {rate:8.1} tok/s, {:4.1} % of the stream, {:4.1} % of its GEMVs alone",
-                share(stream),
-                share(gemv)
+                "decode at {cached:4}: {rate:8.1} tok/s, {:4.1} % of the stream ({:4.1} % with the cache it reads), {:4.1} % of its \
+                 GEMVs alone",
+                share(weights, stream),
+                share(weights + cache(&self.runner, cached), stream),
+                share(weights, gemv)
             );
         }
         for len in [512, 2048].into_iter().filter(|&n| n <= config.max_position_embeddings) {
-            self.profile(&format!("prefill {len}"), |m| m.prefill(len).map(drop))?;
+            self.profile(&format!("prefill {len}"), len, |m| m.prefill(len).map(drop))?;
         }
-        self.profile("decode at 1024 (with its prefill)", |m| {
-            m.decode(1024.min(config.max_position_embeddings / 2), STEPS).map(drop)
-        })
+        let cached = 1024.min(config.max_position_embeddings / 2);
+        self.profile(&format!("decode at {cached} (with its prefill)"), cached, |m| m.decode(cached, STEPS).map(drop))
     }
 
-    /// Prints where one run's time goes, by kernel and host op.
-    fn profile(&mut self, title: &str, run: impl FnOnce(&mut Machine) -> Result<()>) -> Result<()> {
-        let clock = Arc::new(Mutex::new(Clock { since: (Instant::now(), cpu_seconds()), spent: BTreeMap::new() }));
+    /// Prints where the time of one run with a prompt of `len` goes, by kernel and host op.
+    fn profile(&mut self, title: &str, len: usize, run: impl FnOnce(&mut Machine) -> Result<()>) -> Result<()> {
+        let names = self.runner.prefill_plan(len)?.steps.iter().map(|step| step.name.clone());
+        let rows = names.zip(self.runner.rows_computed(len)?).collect();
+        let clock = Clock { since: (Instant::now(), cpu_seconds()), rows, spent: BTreeMap::new() };
+        let clock = Arc::new(Mutex::new(clock));
         self.runner.add_hook(clock.clone());
         let started = (Instant::now(), cpu_seconds());
         run(self)?;
@@ -217,10 +221,21 @@ impl GemvStream {
     }
 }
 
-/// Multiply-adds of a prefill, twice.
+/// Multiply-adds of a prefill, twice: of the rows that the device computes.
 fn work(runner: &NpuRunner, len: usize) -> f64 {
-    let plan = runner.prefill_plan(len).expect("prepared");
-    plan.launches().map(|(_, launch)| launch.kernel.flops() as f64).sum()
+    let (plan, rows) = (runner.prefill_plan(len).expect("prepared"), runner.rows_computed(len).expect("prepared"));
+    let of_step = |(step, rows): (&Step, &Option<Rows>)| flops(step, *rows);
+    plan.steps.iter().zip(&rows).map(of_step).sum()
+}
+
+fn flops(step: &Step, rows: Option<Rows>) -> f64 {
+    step.launches().iter().map(|launch| launch.kernel.work(rows).flops).sum()
+}
+
+/// Bytes of the cache that one decode step reads.
+fn cache(runner: &NpuRunner, cached: usize) -> f64 {
+    let config = runner.config();
+    (2 * 2 * config.num_hidden_layers * config.kv_dim() * cached) as f64
 }
 
 /// Bytes of the weights one decode step reads.
@@ -248,6 +263,8 @@ struct Spent {
 /// Time by kernel and host op.
 struct Clock {
     since: (Instant, f64),
+    /// Of each step of the prefill, the rows that are computed.
+    rows: BTreeMap<String, Option<Rows>>,
     spent: BTreeMap<String, Spent>,
 }
 
@@ -262,7 +279,9 @@ impl Hook for Clock {
         let (name, flops) = match &cx.step.op {
             Op::Dispatch(launches) => {
                 let names: Vec<String> = launches.iter().map(|l| l.kernel.to_string()).collect();
-                (names.join(" + "), launches.iter().map(|l| l.kernel.flops() as f64).sum())
+                let prefill = matches!(cx.plan.stage, Stage::Prefill { .. });
+                let rows = self.rows.get(&cx.step.name).filter(|_| prefill).copied().flatten();
+                (names.join(" + "), flops(cx.step, rows))
             }
             Op::Host(op) => (format!("host {}", format!("{op:?}").split(' ').next().unwrap_or_default()), 0.0),
         };
@@ -272,5 +291,9 @@ impl Hook for Clock {
         spent.cpu += cpu;
         spent.flops += flops;
         Ok(())
+    }
+
+    fn reads_rows(&self) -> bool {
+        false
     }
 }

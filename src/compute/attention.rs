@@ -31,7 +31,8 @@ pub(super) use split::{Sight, Split};
 /// `scale`d scores and softmax in f32; the probabilities are rounded to bf16 as operand of the product with v, their sum
 /// is not.
 ///
-/// Shapes: `q`, `out` [S, heads * head_dim], row-major; keys and values of S positions as [`PackPositions`] leaves them; head_dim even.
+/// Shapes: `q`, `out` [n, heads * head_dim], row-major, of the positions from `first` on; keys and values of all `seq` positions as
+/// [`PackPositions`] leaves them; head_dim even.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
     /// Queries.
@@ -40,6 +41,10 @@ pub struct Attention {
     pub positions: Src<u32>,
     /// Contexts; may not overlap an input.
     pub out: Dst<bf16>,
+    /// Position of the first query.
+    pub first: usize,
+    /// Positions there are.
+    pub seq: usize,
     /// Query heads, a multiple of `kv_heads`.
     pub heads: usize,
     /// Key and value heads.
@@ -86,10 +91,17 @@ unsafe impl Kernel for Attention {
         check_heads(self.heads, self.kv_heads, self.head_dim, self.scale);
         let wide = self.heads * self.head_dim;
         let rows = self.q.len() / wide;
-        assert_eq!(self.q.len(), rows * wide, "attention: q is not [S, {wide}]");
+        assert_eq!(self.q.len(), rows * wide, "attention: q is not [n, {wide}]");
+        assert!(
+            self.first + rows <= self.seq,
+            "attention: queries {}..{} of {}",
+            self.first,
+            self.first + rows,
+            self.seq
+        );
         assert_eq!(self.out.len(), rows * wide, "attention: out is not [{rows}, {wide}]");
-        let packed = PackPositions::len(self.kv_heads, self.head_dim, rows);
-        assert_eq!(self.positions.len(), packed, "attention: positions are not {rows} packed ones");
+        let packed = PackPositions::len(self.kv_heads, self.head_dim, self.seq);
+        assert_eq!(self.positions.len(), packed, "attention: positions are not {} packed ones", self.seq);
         self.isa.dispatch(Prefill { kernel: self, rows, worker });
     }
 }

@@ -11,7 +11,7 @@ pub mod npu;
 use std::ops::AddAssign;
 
 use crate::error::Result;
-use crate::kernel::{Dtype, Kernel};
+use crate::kernel::{Dtype, Kernel, Rows};
 
 /// How a device rounds: limits and baselines are kept per class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -209,6 +209,20 @@ pub trait Device: Send {
 
     /// Runs a prepared dispatch to completion.
     fn run(&mut self, dispatch: DispatchHandle) -> Result<Completed>;
+
+    /// Whether [`run_rows`](Device::run_rows) computes these rows only.
+    fn cuts_rows(&self) -> bool {
+        false
+    }
+
+    /// [`run`](Device::run) for a caller that will look at these rows of the outputs only: what the others hold afterwards is
+    /// undefined, so that a device may leave them as they are. Bits and counters are those of `run`.
+    ///
+    /// Errors: as `run`.
+    fn run_rows(&mut self, dispatch: DispatchHandle, rows: Rows) -> Result<Completed> {
+        let _ = rows;
+        self.run(dispatch)
+    }
 
     /// Runs dispatches that share nothing but static buffers, in any order or at once: whatever a device does, the bits and
     /// the counters are those of one [`run`](Device::run) after the other.

@@ -10,6 +10,9 @@ pub mod facts;
 pub mod oracle;
 pub mod placement;
 pub mod registry;
+mod work;
+
+pub use work::{Rows, Work};
 
 use std::fmt;
 
@@ -199,6 +202,24 @@ impl Kernel {
                 vec![arg("gate", Input, rows, cols), arg("up", Input, rows, cols), arg("y", Output, rows, cols)]
             }
             Kernel::GeluTanh { rows, cols } => vec![arg("x", Input, rows, cols), arg("y", Output, rows, cols)],
+        }
+    }
+
+    /// Whether row i of the output depends on row i of the inputs that have as many rows, and on no other row of theirs.
+    pub fn is_row_wise(&self) -> bool {
+        match self {
+            Kernel::Gemm { .. }
+            | Kernel::GemmLow { .. }
+            | Kernel::RmsNorm { .. }
+            | Kernel::QkNorm { .. }
+            | Kernel::LayerNorm { .. }
+            | Kernel::Rope { .. }
+            | Kernel::Add { .. }
+            | Kernel::BiasAdd { .. }
+            | Kernel::SiluMul { .. }
+            | Kernel::GeluTanh { .. } => true,
+            // One vector has no rows to choose from.
+            Kernel::Gemv { .. } | Kernel::GemvAdd { .. } | Kernel::SwigluRms { .. } | Kernel::Attention { .. } => false,
         }
     }
 

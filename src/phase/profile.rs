@@ -10,12 +10,14 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 pub use ceilings::{Ceilings, GEMM, GEMV};
+use lines::Runs;
 pub use lines::{HostLine, Line};
 
 use super::Subject;
 use crate::check::{Extent, Verdict};
 use crate::device::Counters;
 use crate::error::Result;
+use crate::kernel::Rows;
 use crate::plan::{Plan, PlanOptions, Tuning};
 use crate::runner::{Clock, NpuRunner, Record, Runner, RunnerOptions, StepTime, free_run};
 
@@ -93,8 +95,8 @@ pub fn profile(subject: &Subject, device: &str, plan: &PlanOptions, ids: &[u32],
         cold_prefill_ms: ms(cold.timing.prefill_us),
         prompt_tokens: ids.len(),
         seq_len: deployed.plans[0].stage.rows(),
-        prefill: half(prefill_ms, [deployed, apart].map(|w| (&w.plans[0], w.prefill()))),
-        decode: half(decode_ms, [deployed, apart].map(|w| (&w.plans[1], w.decode()))),
+        prefill: half(prefill_ms, [deployed, apart].map(Watched::prefill)),
+        decode: half(decode_ms, [deployed, apart].map(Watched::decode)),
         run: records[0].counters,
         decode_steps: records[0].fed.len(),
         ceilings: if device.starts_with("emu") { Some(Ceilings::measure()?) } else { None },
@@ -106,44 +108,47 @@ pub fn profile(subject: &Subject, device: &str, plan: &PlanOptions, ids: &[u32],
 struct Watched {
     /// Prefill and decode.
     plans: [Plan; 2],
+    rows: [Vec<Option<Rows>>; 2],
     steps: Vec<StepTime>,
     record: Record,
 }
 
 impl Watched {
-    fn prefill(&self) -> (&[StepTime], usize) {
-        (&self.steps[..self.plans[0].steps.len()], 1)
+    fn prefill(&self) -> Runs<'_> {
+        let (plan, rows) = (&self.plans[0], &self.rows[0]);
+        Runs { plan, rows, steps: &self.steps[..plan.steps.len()], calls: 1 }
     }
 
-    fn decode(&self) -> (&[StepTime], usize) {
-        (&self.steps[self.plans[0].steps.len()..], self.record.fed.len())
+    fn decode(&self) -> Runs<'_> {
+        let (plan, rows) = (&self.plans[1], &self.rows[1]);
+        Runs { plan, rows, steps: &self.steps[self.plans[0].steps.len()..], calls: self.record.fed.len() }
     }
 }
 
 fn watch(runner: &mut NpuRunner, run: &mut impl FnMut(&mut NpuRunner) -> Result<Record>) -> Result<Watched> {
     let clock = Arc::new(std::sync::Mutex::new(Clock::default()));
     let record = runner.with_hook(clock.clone(), run)?;
-    let plans = [runner.prefill_plan(record.prompt_ids.len())?.clone(), runner.decode_plan().clone()];
+    let prompt = record.prompt_ids.len();
+    let plans = [runner.prefill_plan(prompt)?.clone(), runner.decode_plan().clone()];
+    let rows = [runner.rows_computed(prompt)?, vec![None; plans[1].steps.len()]];
     let steps = clock.lock().unwrap_or_else(PoisonError::into_inner).take();
-    Ok(Watched { plans, steps, record })
+    Ok(Watched { plans, rows, steps, record })
 }
 
-/// `[deployed, one launch per dispatch]`, each a plan with its watched steps and the calls they are of.
-fn half(wall_ms: Vec<f64>, [deployed, apart]: [(&Plan, (&[StepTime], usize)); 2]) -> HalfProfile {
-    let (plan, (steps, calls)) = deployed;
+/// As deployed, and with one launch per dispatch.
+fn half(wall_ms: Vec<f64>, [deployed, apart]: [Runs<'_>; 2]) -> HalfProfile {
     let per_call = |on_device: bool| {
-        let ns: u64 = steps.iter().filter(|step| step.on_device == on_device).map(|step| step.ns).sum();
-        ns as f64 / 1e6 / calls.max(1) as f64
+        let ns: u64 = deployed.steps.iter().filter(|step| step.on_device == on_device).map(|step| step.ns).sum();
+        ns as f64 / 1e6 / deployed.calls.max(1) as f64
     };
-    let (apart_plan, (apart_steps, apart_calls)) = apart;
     HalfProfile {
         wall_ms,
         device_ms: per_call(true),
         host_ms: per_call(false),
-        sites: lines::sites(apart_plan, apart_steps, apart_calls),
-        kernels: lines::kernels(apart_plan, apart_steps, apart_calls),
-        dispatches: lines::dispatches(plan, steps, calls),
-        host: lines::host(plan, steps, calls),
+        sites: lines::sites(apart),
+        kernels: lines::kernels(apart),
+        dispatches: lines::dispatches(deployed),
+        host: lines::host(deployed),
     }
 }
 

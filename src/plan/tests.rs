@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::device::Role;
+use crate::kernel::Kernel;
 use crate::model::ModelConfig;
 
 fn config(architecture: &str, heads: usize, kv_heads: usize) -> ModelConfig {
@@ -180,4 +181,75 @@ fn memory_shared_too_early_is_refused() {
         error.contains("l00.silu_mul: silu_mul::r0032_c0096: reads gate, whose memory holds up by then"),
         "{error}"
     );
+}
+
+/// The last layer's keys and values need the prompt's rows; behind them the last token's is enough.
+#[rstest]
+fn a_prefill_needs_the_prompts_rows_and_at_its_end_the_last_ones(
+    #[values("Llama", "Qwen2", "Qwen3")] architecture: &str,
+    #[values(BiasLowering::Device, BiasLowering::Host)] bias: BiasLowering,
+    #[values(false, true)] share: bool,
+) {
+    let options = PlanOptions { bias, ..PlanOptions::default() };
+    let tuning = Tuning { share, ..Tuning::default() };
+    let plan = tuning.apply(prefill(&config(architecture, 4, 2), 32, &options).unwrap()).unwrap();
+    for (step, needed) in plan.steps.iter().zip(plan.rows_needed()) {
+        let of_kv = ["input_layernorm", "k_proj", "v_proj", "k_proj_bias", "v_proj_bias", "k_norm", "k_rope"];
+        let expected = match step.launches() {
+            [] => Needed::All,
+            _ if step.layer.is_none() => Needed::All,
+            [launch] if step.layer == Some(1) && !of_kv.contains(&launch.site()) => Needed::Last,
+            _ => Needed::Prompt,
+        };
+        assert_eq!(needed, expected, "{}", step.name);
+    }
+}
+
+#[test]
+fn a_merged_dispatch_needs_what_the_widest_of_its_launches_needs() {
+    let tuning = Tuning { merge: true, ..Tuning::default() };
+    let plan = tuning.apply(prefill(&config("Llama", 4, 2), 32, &PlanOptions::default()).unwrap()).unwrap();
+    let needed: Vec<(&str, Needed)> = plan.steps.iter().map(|s| s.name.as_str()).zip(plan.rows_needed()).collect();
+    for (step, expected) in [
+        ("l00.rms_qkv_rope", Needed::Prompt),
+        ("l00.o_ffn", Needed::Prompt),
+        ("l01.rms_qkv_rope", Needed::Prompt),
+        ("l01.attention", Needed::Last),
+        ("l01.o_ffn", Needed::Last),
+    ] {
+        assert!(needed.contains(&(step, expected)), "{step}: {needed:?}");
+    }
+}
+
+/// What the host computes, what attends to the padding and what nobody in the plan reads is computed in full, and so is what it
+/// reads.
+#[test]
+fn what_cannot_be_cut_needs_every_row_of_what_it_reads() {
+    let plain = prefill(&config("Llama", 4, 2), 32, &PlanOptions::default()).unwrap();
+    let needed =
+        |plan: &Plan, name: &str| plan.rows_needed()[plan.steps.iter().position(|step| step.name == name).unwrap()];
+    let mut host = plain.clone();
+    host.place("l01.silu_mul", Placement::Host);
+    let mut whole = plain.clone();
+    if let Kernel::Attention { causal, .. } = &mut launch(&mut whole, "l01.attention").kernel {
+        *causal = false;
+    }
+    let mut unread = plain.clone();
+    unread.steps.retain(|step| step.name != "l01.mlp_add");
+    for (plan, step, expected) in [
+        (&plain, "l01.up_proj", Needed::Last),
+        (&host, "l01.silu_mul", Needed::All),
+        (&host, "l01.up_proj", Needed::All),
+        (&host, "l01.post_attention_layernorm", Needed::All),
+        (&host, "l01.down_proj", Needed::Last),
+        (&plain, "l01.q_rope", Needed::Last),
+        (&whole, "l01.attention", Needed::All),
+        (&whole, "l01.q_rope", Needed::All),
+        (&whole, "l01.v_proj", Needed::All),
+        (&whole, "l00.mlp_add", Needed::All),
+        (&whole, "l01.o_proj", Needed::Last),
+        (&unread, "l01.down_proj", Needed::All),
+    ] {
+        assert_eq!(needed(plan, step), expected, "{step}");
+    }
 }

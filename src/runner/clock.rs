@@ -42,4 +42,8 @@ impl Hook for Clock {
         self.steps.push(StepTime { step: cx.step.name.clone(), on_device, ns });
         Ok(())
     }
+
+    fn reads_rows(&self) -> bool {
+        false
+    }
 }

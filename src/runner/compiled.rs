@@ -8,9 +8,9 @@ use half::bf16;
 
 use crate::device::{BoundLaunch, BufferHandle, Device, DispatchHandle};
 use crate::error::{Error, Result};
-use crate::kernel::ArgRole;
+use crate::kernel::{ArgRole, Rows};
 use crate::model::{RopeTable, Weights};
-use crate::plan::{BufferId, Op, Placement, Plan, PlanBuffer, Source, Step, Tuning};
+use crate::plan::{BufferId, Needed, Op, Placement, Plan, PlanBuffer, Source, Step, Tuning};
 use crate::tensor;
 
 /// A plan bound to a device.
@@ -18,8 +18,21 @@ pub(super) struct Compiled {
     pub(super) plan: Plan,
     pub(super) handles: Vec<BufferHandle>,
     pub(super) dispatches: Vec<Option<DispatchHandle>>,
+    needed: Vec<Needed>,
     /// What the host writes before each step's dispatch; nothing unless the tuning says so.
     pub(super) handovers: Vec<Vec<Handover>>,
+}
+
+impl Compiled {
+    /// The rows that a step's dispatch has to leave for a prompt of `valid` tokens; none where that is all of them.
+    pub(super) fn rows(&self, step: usize, valid: usize) -> Option<Rows> {
+        let of = self.plan.stage.rows();
+        match self.needed[step] {
+            Needed::Last if of > 1 => Some(Rows { first: valid - 1, count: 1, of }),
+            Needed::Prompt if of > valid => Some(Rows { first: 0, count: valid, of }),
+            _ => None,
+        }
+    }
 }
 
 /// One argument that the host writes before a dispatch.
@@ -93,7 +106,8 @@ pub(super) fn compile(
         });
     }
     let handovers = handovers(&plan, tuning, &handles, rope);
-    Ok(Compiled { plan, handles, dispatches, handovers })
+    let needed = plan.rows_needed();
+    Ok(Compiled { plan, handles, dispatches, needed, handovers })
 }
 
 /// Per step, what the host writes before its dispatch: each argument once, as the dispatch first meets it.

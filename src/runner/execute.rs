@@ -32,6 +32,8 @@ pub(super) struct Run<'a> {
     pub(super) compiled: &'a Compiled,
     pub(super) span: Span<'a>,
     pub(super) pad_id: u32,
+    /// Whether somebody looks into the run, who may want any row of it.
+    pub(super) watched: bool,
 }
 
 impl Run<'_> {
@@ -67,7 +69,12 @@ impl Run<'_> {
         match (&step.op, compiled.dispatches[index]) {
             (_, Some(dispatch)) => {
                 self.hand_over_all(index)?;
-                self.device.run(dispatch).map(drop)
+                let rows = compiled.rows(index, self.span.ids.len()).filter(|_| !self.watched);
+                let done = match rows {
+                    Some(rows) => self.device.run_rows(dispatch, rows),
+                    None => self.device.run(dispatch),
+                };
+                done.map(drop)
             }
             (Op::Host(op), None) => self.host_op(op),
             (Op::Dispatch(launches), None) => launches.iter().try_for_each(|launch| {

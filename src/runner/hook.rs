@@ -54,6 +54,11 @@ pub trait Hook: Send {
 
     /// After the step has completed.
     fn after_step(&mut self, cx: &mut StepContext<'_>) -> Result<()>;
+
+    /// Whether it looks into buffers: then every row is computed, and not those alone that production needs.
+    fn reads_rows(&self) -> bool {
+        true
+    }
 }
 
 /// Which rows of which taps a run shall keep.

@@ -17,6 +17,7 @@ use super::{Alteration, Record, Runner, SharedHook, Sound, TapRecorder, TapReque
 use crate::compute::{Isa, Pool};
 use crate::device::{BufferHandle, Counters, Device, DeviceInfo};
 use crate::error::{Error, Result};
+use crate::kernel::Rows;
 use crate::model::{ModelConfig, RopeTable, Weights};
 use crate::plan::{self, Plan, PlanOptions, Source, Tuning};
 
@@ -193,6 +194,16 @@ impl NpuRunner {
         self.hooks.clear();
     }
 
+    /// For each step of the prefill of `len` tokens, the rows that its dispatch computes where nobody looks into the run; none for
+    /// all of them.
+    ///
+    /// Errors: as [`NpuRunner::prefill_plan`].
+    pub fn rows_computed(&self, len: usize) -> Result<Vec<Option<Rows>>> {
+        let (_, compiled) = self.bucket_for(len)?;
+        let cuts = self.device.cuts_rows();
+        Ok((0..compiled.plan.steps.len()).map(|step| compiled.rows(step, len).filter(|_| cuts)).collect())
+    }
+
     /// A teacher-forced run that also keeps the rows `request` names.
     ///
     /// Taps: `lNN.output`, `l00.<tap>` from prefill; `final_norm` at the layer positions (the final norm of the last
@@ -247,6 +258,7 @@ impl NpuRunner {
             compiled: seq_len.map_or(decode, |n| &self.prefill[&n]),
             span,
             pad_id: self.pad_id,
+            watched: self.hooks.iter().any(|hook| hook.lock().unwrap_or_else(|e| e.into_inner()).reads_rows()),
         }
     }
 

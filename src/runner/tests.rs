@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 use half::bf16;
 use rstest::rstest;
 
-use super::{Clock, Forced, Hook, NpuRunner, Runner, RunnerOptions, StepContext, TapRequest, argmax, free_run};
+use super::{
+    Alteration, Clock, Forced, Hook, NpuRunner, Runner, RunnerOptions, StepContext, TapRequest, argmax, free_run,
+};
 use crate::compute::{Isa, Pool};
-use crate::device::Arithmetic;
 use crate::device::emu::EmuDevice;
+use crate::device::{Arithmetic, Role};
 use crate::error::Result;
 use crate::model::{Checkpoint, ModelConfig, Weights};
 use crate::plan::{BiasLowering, BufferId, Op, Tuning};
@@ -19,13 +21,32 @@ fn runner(model: &str, options: &RunnerOptions) -> NpuRunner {
 }
 
 fn runner_of(model: &str, arithmetic: Arithmetic, options: &RunnerOptions) -> NpuRunner {
+    let (config, checkpoint, device, host) = parts(model, arithmetic);
+    NpuRunner::new(config, checkpoint, device, host, options).unwrap()
+}
+
+type Parts = (ModelConfig, Arc<Checkpoint>, Box<EmuDevice>, (Arc<Pool>, Isa));
+
+fn parts(model: &str, arithmetic: Arithmetic) -> Parts {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(model).join("checkpoint");
     let (config, _) = ModelConfig::from_file(&dir).unwrap();
     let checkpoint = Arc::new(Checkpoint::open(&dir).unwrap());
     let pool = Arc::new(Pool::new(2));
     let isa = Isa::detect();
     let device = Box::new(EmuDevice::new(isa, pool.clone(), arithmetic));
-    NpuRunner::new(config, checkpoint, device, (pool, isa), options).unwrap()
+    (config, checkpoint, device, (pool, isa))
+}
+
+/// With the first layer only.
+fn shallow(model: &str, options: &RunnerOptions) -> NpuRunner {
+    struct Shallow;
+    impl Alteration for Shallow {
+        fn config(&self, config: &mut ModelConfig) {
+            config.num_hidden_layers = 1;
+        }
+    }
+    let (config, checkpoint, device, host) = parts(model, Arithmetic::Ieee);
+    NpuRunner::altered(config, checkpoint, device, host, options, &Shallow).unwrap()
 }
 
 fn options(buckets: &[usize]) -> RunnerOptions {
@@ -52,12 +73,104 @@ fn decode_equals_prefill_bit_for_bit(
     assert_eq!(decoded, prefilled);
 }
 
-/// Positions behind the prompt never influence it, although they hold real tokens' work.
+/// Looks at nothing, but might: every row is computed.
+struct Onlooker;
+
+impl Hook for Onlooker {
+    fn after_step(&mut self, _: &mut StepContext<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Positions behind the prompt never influence it: neither real tokens' work, as an onlooker has it done, nor NaN.
 #[rstest]
-fn padding_changes_nothing(#[values("tiny_llama", "tiny_qwen3")] model: &str) {
+fn padding_changes_nothing(#[values("tiny_llama", "tiny_qwen3")] model: &str, #[values(false, true)] watched: bool) {
     let ids = ids(13);
-    let logits = |bucket| runner(model, &options(&[bucket])).prefill(&ids).unwrap();
+    let logits = |bucket| {
+        let mut runner = runner(model, &options(&[bucket]));
+        if watched {
+            runner.add_hook(Arc::new(Mutex::new(Onlooker)));
+        }
+        runner.prefill(&ids).unwrap()
+    };
     assert_eq!(logits(16), logits(160));
+}
+
+/// What nobody reads is not computed, and nobody sees a difference: logits, cache, counters and the steps after it.
+#[rstest]
+fn a_run_that_nobody_looks_into_leaves_what_a_watched_one_leaves(
+    #[values("tiny_llama", "tiny_mistral", "tiny_qwen2", "tiny_qwen3")] model: &str,
+    #[values(Arithmetic::Ieee, Arithmetic::Npu2)] arithmetic: Arithmetic,
+    #[values(BiasLowering::Device, BiasLowering::Host)] bias: BiasLowering,
+    #[values(&[], &["attention"], &["silu_mul"], &["gemm_bf16"])] host: &[&str],
+) {
+    let off = Tuning::default();
+    for tuning in [off, Tuning { merge: true, ..off }, Tuning { share: true, ..off }, Tuning::BASELINE] {
+        let mut options = RunnerOptions { prefill: tuning, ..options(&[16, 64]) };
+        options.plan.bias = bias;
+        options.plan.host = host.iter().map(|what| (*what).to_owned()).collect();
+        let mut run = runner_of(model, arithmetic, &options);
+        // The longer one first: what it leaves behind must not show.
+        for len in [64, 63, 17, 16, 1] {
+            let mut leave = |watched: bool| {
+                let before = run.counters();
+                let hook: super::SharedHook = match watched {
+                    true => Arc::new(Mutex::new(Onlooker)),
+                    false => Arc::new(Mutex::new(Clock::default())),
+                };
+                let logits = run.with_hook(hook, |run| run.prefill(&ids(len)).unwrap());
+                let rows: Vec<_> = (0..run.kv().layers()).map(|layer| run.kv().rows(layer)).collect();
+                let next = run.decode_step(5, len).unwrap();
+                (logits, rows, next, run.counters().since(before))
+            };
+            let (cut, whole) = (leave(false), leave(true));
+            assert!(whole.0.iter().all(|x| x.is_finite()));
+            assert!(cut == whole, "{tuning:?}: {len} tokens");
+        }
+    }
+}
+
+/// Looks on without asking for rows, to see which are there.
+#[derive(Default)]
+struct Spy(Vec<(String, usize)>);
+
+impl Hook for Spy {
+    /// How many rows of each launch's output are no NaN.
+    fn after_step(&mut self, cx: &mut StepContext<'_>) -> Result<()> {
+        for launch in cx.step.launches() {
+            let out = launch.output().expect("every launch has one");
+            if cx.plan.buffer(out).spec.role == Role::Intermediate {
+                let (content, cols) = (cx.read(out)?, cx.plan.buffer(out).spec.cols);
+                let there = content.chunks(cols).filter(|row| row.iter().all(|x| !x.is_nan())).count();
+                self.0.push((launch.name.clone(), there));
+            }
+        }
+        Ok(())
+    }
+
+    fn reads_rows(&self) -> bool {
+        false
+    }
+}
+
+/// Rows that nobody needs are not computed: whatever read one would read NaN.
+#[test]
+fn rows_that_nobody_needs_are_not_there() {
+    // One layer, so that nothing is left of the layer before.
+    let mut runner = shallow("tiny_llama", &options(&[16]));
+    let spy = Arc::new(Mutex::new(Spy::default()));
+    runner.with_hook(spy.clone(), |runner| runner.prefill(&ids(11)).unwrap());
+    let found = std::mem::take(&mut spy.lock().unwrap().0);
+    assert_eq!(found.len(), 14);
+    // The second norm is written where the first one was.
+    let of_kv = ["l00.input_layernorm", "l00.post_attention_layernorm", "l00.k_proj", "l00.v_proj", "l00.k_rope"];
+    for (launch, there) in &found {
+        assert_eq!(*there, if of_kv.contains(&launch.as_str()) { 11 } else { 1 }, "{launch}: {found:?}");
+    }
+    // An onlooker has them all.
+    runner.add_hook(Arc::new(Mutex::new(Onlooker)));
+    runner.with_hook(spy.clone(), |runner| runner.prefill(&ids(11)).unwrap());
+    assert!(spy.lock().unwrap().0.iter().all(|(_, there)| *there == 16));
 }
 
 #[test]

@@ -67,11 +67,11 @@ impl Lanewise for Prefill<'_> {
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) {
-        let Attention { q, positions, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
+        let Attention { q, positions, out, first, seq, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
         let block = if self.rows < LONG { Q_BLOCK } else { LONG_Q_BLOCK };
-        let split = Split { rows: self.rows, block, heads, kv_heads, head_dim, causal };
-        let layout = Layout::new(kv_heads, head_dim, self.rows);
+        let split = Split { rows: self.rows, first, seq, block, heads, kv_heads, head_dim, causal };
+        let layout = Layout::new(kv_heads, head_dim, seq);
         let scratch = Scratch::take(scratch::Layout::new(head_dim, group * block));
         while let Some(piece) = split.piece(self.worker.claim()) {
             // SAFETY: the piece's tokens, the heads of its group and its kv head exist; the rows of these heads are written

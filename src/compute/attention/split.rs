@@ -25,9 +25,11 @@ impl Sight {
     }
 }
 
-/// A sequence of `rows` tokens cut into blocks of `block`, each once per kv head.
+/// The `rows` tokens from `first` on of a sequence of `seq`, cut into blocks of `block`, each once per kv head.
 pub(in crate::compute) struct Split {
     pub(in crate::compute) rows: usize,
+    pub(in crate::compute) first: usize,
+    pub(in crate::compute) seq: usize,
     pub(in crate::compute) block: usize,
     pub(in crate::compute) heads: usize,
     pub(in crate::compute) kv_heads: usize,
@@ -51,7 +53,7 @@ impl Split {
     /// together.
     #[inline(always)]
     pub(in crate::compute) fn piece(&self, index: usize) -> Option<Piece> {
-        let Split { rows, block, heads, kv_heads, head_dim, causal } = *self;
+        let Split { rows, first: start, seq, block, heads, kv_heads, head_dim, causal } = *self;
         let blocks = rows.div_ceil(block);
         if index >= blocks * kv_heads {
             return None;
@@ -62,7 +64,7 @@ impl Split {
             q: first * heads * head_dim + kv_head * (heads / kv_heads) * head_dim,
             kv_head,
             // Causal or not, no row sees more positions than there are.
-            sight: if causal { Sight { seen: first + 1, step: 1 } } else { Sight { seen: rows, step: 0 } },
+            sight: if causal { Sight { seen: start + first + 1, step: 1 } } else { Sight { seen: seq, step: 0 } },
         })
     }
 }

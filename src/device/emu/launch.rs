@@ -10,7 +10,7 @@ use crate::compute::{
     PackPositions, RmsNorm, Rope, SiluMul, Src, Swiglu, Together, npu2,
 };
 use crate::device::{Arithmetic, BoundLaunch, BufferHandle};
-use crate::kernel::{Dtype, Kernel, attention_scale};
+use crate::kernel::{Dtype, Kernel, Rows, attention_scale};
 
 /// K of a tile of the first level, by which the low tier of a GEMM rounds its sum.
 const LOW_TILE_K: usize = 32;
@@ -55,11 +55,34 @@ impl EmuDevice {
         unsafe { Dst::new(memory.content().cast(), self.buffers[handle.0].spec.len()) }
     }
 
+    /// All of a buffer, or these rows of it.
+    fn src_rows(&self, handle: BufferHandle, rows: Option<Rows>) -> Src<bf16> {
+        let (first, len) = self.range(handle, rows);
+        // SAFETY: as `src`, and `range` lies within the buffer.
+        unsafe { Src::new(self.memory(handle).content().cast::<bf16>().add(first), len) }
+    }
+
+    /// As [`EmuDevice::src_rows`].
+    fn dst_rows<T: Copy>(&self, handle: BufferHandle, rows: Option<Rows>) -> Dst<T> {
+        let (first, len) = self.range(handle, rows);
+        // SAFETY: as `dst`, and `range` lies within the buffer.
+        unsafe { Dst::new(self.memory(handle).content().cast::<T>().add(first), len) }
+    }
+
+    /// First element and number of elements of these rows.
+    fn range(&self, handle: BufferHandle, rows: Option<Rows>) -> (usize, usize) {
+        let len = self.buffers[handle.0].spec.len();
+        rows.map_or((0, len), |Rows { first, count, of }| {
+            assert!(first + count <= of && len.is_multiple_of(of), "prepare checked the shape");
+            (first * (len / of), count * (len / of))
+        })
+    }
+
     /// Where the product of a GEMM goes.
-    fn product(&self, out: Dtype, c: BufferHandle) -> Out {
+    fn product(&self, out: Dtype, c: BufferHandle, rows: Option<Rows>) -> Out {
         match out {
-            Dtype::Bf16 => Out::Bf16(self.dst(c)),
-            Dtype::F32 => Out::F32(self.dst(c)),
+            Dtype::Bf16 => Out::Bf16(self.dst_rows(c, rows)),
+            Dtype::F32 => Out::F32(self.dst_rows(c, rows)),
         }
     }
 
@@ -82,10 +105,11 @@ impl EmuDevice {
     }
 
     /// The compute kernels of dispatches that do not touch each other's memory.
-    pub(super) fn work<'a>(&'a self, dispatches: &[&Dispatch]) -> Vec<Box<dyn Compute + 'a>> {
+    pub(super) fn work<'a>(&'a self, dispatches: &[&Dispatch], rows: Option<Rows>) -> Vec<Box<dyn Compute + 'a>> {
         let mut kernels = vec![];
         if let [dispatch] = dispatches {
-            dispatch.launches.iter().for_each(|launch| self.kernels(launch, &mut kernels));
+            let rows = rows.filter(|rows| dispatch.launches.iter().all(|launch| launch.kernel.can_be_cut(*rows)));
+            dispatch.launches.iter().for_each(|launch| self.kernels(launch, rows, &mut kernels));
             return kernels;
         }
         let most = dispatches.iter().map(|dispatch| dispatch.launches.len()).max().unwrap_or(0);
@@ -115,10 +139,10 @@ impl EmuDevice {
                     }
                 }
                 // The scratch memory is one for all: these wait for each other.
-                ref kernel if scratch_bytes(kernel, self.info.arithmetic) > 0 => self.kernels(launch, kernels),
+                ref kernel if scratch_bytes(kernel, self.info.arithmetic) > 0 => self.kernels(launch, None, kernels),
                 _ => {
                     let before = together.len();
-                    self.kernels(launch, &mut together);
+                    self.kernels(launch, None, &mut together);
                     assert_eq!(together.len(), before + 1, "{}: steps need scratch memory between them", launch.kernel);
                 }
             }
@@ -133,12 +157,12 @@ impl EmuDevice {
         }
     }
 
-    /// Appends the compute kernels of one launch, over this device's memory.
-    pub(super) fn kernels<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
+    /// Appends the compute kernels of one launch, over this device's memory: of all rows or of these.
+    fn kernels<'a>(&'a self, launch: &BoundLaunch, rows: Option<Rows>, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
         match (&launch.kernel, self.info.arithmetic) {
             (&Kernel::SwigluRms { m, k, eps }, _) => self.swiglu_rms(launch, (m, k), eps.value(), kernels),
-            (Kernel::Attention { .. }, Arithmetic::Ieee) => self.attention(launch, kernels),
-            (_, Arithmetic::Ieee) => kernels.push(self.ieee(launch)),
+            (Kernel::Attention { .. }, Arithmetic::Ieee) => self.attention(launch, rows, kernels),
+            (_, Arithmetic::Ieee) => kernels.push(self.ieee(launch, rows)),
             (_, Arithmetic::Npu2) => self.npu2(launch, kernels),
         }
     }
@@ -168,16 +192,32 @@ impl EmuDevice {
     }
 
     /// Keys and values are packed, then every query attends to them.
-    fn attention<'a>(&'a self, launch: &BoundLaunch, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
+    fn attention<'a>(&'a self, launch: &BoundLaunch, rows: Option<Rows>, kernels: &mut Vec<Box<dyn Compute + 'a>>) {
         let Kernel::Attention { seq, heads, kv_heads, head_dim, causal } = launch.kernel else {
             unreachable!("asked for attention only")
         };
         let (a, isa) = (&launch.args, self.isa);
+        let (first, seq) = rows.map_or((0, seq), |rows| (rows.first, rows.first + rows.count));
+        // No query sees a position behind its own.
+        let seen = rows.map(|rows| Rows { first: 0, count: seq, ..rows });
         let (to, positions) = self.scratch(0, PackPositions::len(kv_heads, head_dim, seq));
-        let (q, k, v, out) = (self.src(a[0]), self.src(a[1]), self.src(a[2]), self.dst(a[3]));
+        let (q, k, v) = (self.src_rows(a[0], rows), self.src_rows(a[1], seen), self.src_rows(a[2], seen));
+        let out = self.dst_rows(a[3], rows);
         kernels.push(Box::new(PackPositions { k, v, to, kv_heads, head_dim, isa }));
         let scale = attention_scale(head_dim);
-        kernels.push(Box::new(Attention { q, positions, out, heads, kv_heads, head_dim, scale, causal, isa }));
+        kernels.push(Box::new(Attention {
+            q,
+            positions,
+            out,
+            first,
+            seq,
+            heads,
+            kv_heads,
+            head_dim,
+            scale,
+            causal,
+            isa,
+        }));
     }
 
     /// A projection with its residual; the silicon rounds its sum between pieces of K.
@@ -186,19 +226,23 @@ impl EmuDevice {
         Box::new(GemvAdd { isa: self.isa, x, w: self.weight(a[0]), r, y, narrow })
     }
 
-    fn ieee<'a>(&'a self, launch: &BoundLaunch) -> Box<dyn Compute + 'a> {
+    fn ieee<'a>(&'a self, launch: &BoundLaunch, rows: Option<Rows>) -> Box<dyn Compute + 'a> {
         let (a, isa) = (&launch.args, self.isa);
         match launch.kernel {
-            Kernel::Gemm { out, .. } => {
-                Box::new(Gemm { isa, a: self.src(a[0]), w: self.weight(a[1]), c: self.product(out, a[2]) })
-            }
+            Kernel::Gemm { out, .. } => Box::new(Gemm {
+                isa,
+                a: self.src_rows(a[0], rows),
+                w: self.weight(a[1]),
+                c: self.product(out, a[2], rows),
+            }),
             // The low tier is the silicon's accumulator, which this datapath has not.
             Kernel::GemmLow { .. } => {
-                Box::new(Gemm { isa, a: self.src(a[0]), w: self.weight(a[1]), c: Out::Bf16(self.dst(a[2])) })
+                let c = self.product(Dtype::Bf16, a[2], rows);
+                Box::new(Gemm { isa, a: self.src_rows(a[0], rows), w: self.weight(a[1]), c })
             }
             Kernel::Gemv { .. } => self.gemv(a),
             Kernel::GemvAdd { .. } => self.gemv_add(a, None),
-            _ => self.rounded::<false>(launch),
+            _ => self.rounded::<false>(launch, rows),
         }
     }
 
@@ -207,30 +251,23 @@ impl EmuDevice {
     }
 
     /// The kernels that differ in nothing but their roundings.
-    fn rounded<'a, const NPU2: bool>(&'a self, launch: &BoundLaunch) -> Box<dyn Compute + 'a> {
+    fn rounded<'a, const NPU2: bool>(&'a self, launch: &BoundLaunch, rows: Option<Rows>) -> Box<dyn Compute + 'a> {
         let (a, isa) = (&launch.args, self.isa);
+        let (src, dst) = (|at: usize| self.src_rows(a[at], rows), |at: usize| self.dst_rows(a[at], rows));
         match launch.kernel {
             Kernel::LayerNorm { eps, .. } => {
-                let (x, params, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(LayerNorm::<NPU2> { isa, x, params, y, eps: eps.value() })
+                Box::new(LayerNorm::<NPU2> { isa, x: src(0), params: self.src(a[1]), y: dst(2), eps: eps.value() })
             }
             Kernel::RmsNorm { eps, .. } | Kernel::QkNorm { eps, .. } => {
-                let (x, weight, y) = (self.src(a[0]), self.src(a[1]), self.dst(a[2]));
-                Box::new(RmsNorm::<NPU2> { isa, x, weight, y, eps: eps.value() })
+                Box::new(RmsNorm::<NPU2> { isa, x: src(0), weight: self.src(a[1]), y: dst(2), eps: eps.value() })
             }
             Kernel::Rope { head_dim, .. } => {
-                Box::new(Rope::<NPU2> { isa, x: self.src(a[0]), lut: self.src(a[1]), y: self.dst(a[2]), head_dim })
+                Box::new(Rope::<NPU2> { isa, x: src(0), lut: src(1), y: dst(2), head_dim })
             }
-            Kernel::Add { .. } => {
-                Box::new(Add::<NPU2> { isa, a: self.src(a[0]), b: self.src(a[1]), out: self.dst(a[2]) })
-            }
-            Kernel::BiasAdd { .. } => {
-                Box::new(BiasAdd::<NPU2> { isa, x: self.src(a[0]), bias: self.src(a[1]), y: self.dst(a[2]) })
-            }
-            Kernel::SiluMul { .. } => {
-                Box::new(SiluMul::<NPU2> { isa, gate: self.src(a[0]), up: self.src(a[1]), out: self.dst(a[2]) })
-            }
-            Kernel::GeluTanh { .. } => Box::new(GeluTanh::<NPU2> { isa, x: self.src(a[0]), y: self.dst(a[1]) }),
+            Kernel::Add { .. } => Box::new(Add::<NPU2> { isa, a: src(0), b: src(1), out: dst(2) }),
+            Kernel::BiasAdd { .. } => Box::new(BiasAdd::<NPU2> { isa, x: src(0), bias: self.src(a[1]), y: dst(2) }),
+            Kernel::SiluMul { .. } => Box::new(SiluMul::<NPU2> { isa, gate: src(0), up: src(1), out: dst(2) }),
+            Kernel::GeluTanh { .. } => Box::new(GeluTanh::<NPU2> { isa, x: src(0), y: dst(1) }),
             Kernel::Gemm { .. }
             | Kernel::GemmLow { .. }
             | Kernel::Gemv { .. }
@@ -258,7 +295,7 @@ impl EmuDevice {
         let (a, isa) = (&launch.args, self.isa);
         let kernel: Box<dyn Compute + 'a> = match launch.kernel {
             Kernel::Gemm { m, k, out, .. } => {
-                self.blocks(a, (m, k), self.product(out, a[2]), npu2::Tier::High, kernels)
+                self.blocks(a, (m, k), self.product(out, a[2], None), npu2::Tier::High, kernels)
             }
             Kernel::GemmLow { m, k, .. } => {
                 self.blocks(a, (m, k), Out::Bf16(self.dst(a[2])), npu2::Tier::Low { tile_k: LOW_TILE_K }, kernels)
@@ -284,7 +321,7 @@ impl EmuDevice {
                 scale: attention_scale(head_dim),
                 causal,
             }),
-            _ => self.rounded::<true>(launch),
+            _ => self.rounded::<true>(launch, None),
         };
         kernels.push(kernel);
     }

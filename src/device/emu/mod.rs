@@ -22,7 +22,7 @@ use super::{
 };
 use crate::compute::{Isa, Kernel as Compute, PackedWeight, Pool};
 use crate::error::{Error, Result};
-use crate::kernel::Dtype;
+use crate::kernel::{Dtype, Rows};
 use crate::tensor;
 
 enum Storage {
@@ -99,8 +99,8 @@ impl EmuDevice {
 }
 
 impl EmuDevice {
-    /// Runs dispatches in one call of the pool.
-    fn complete(&mut self, handles: &[DispatchHandle]) -> Result<Completed> {
+    /// Runs dispatches in one call of the pool; a single one may do with some rows.
+    fn complete(&mut self, handles: &[DispatchHandle], rows: Option<Rows>) -> Result<Completed> {
         let mut dispatches = Vec::with_capacity(handles.len());
         for handle in handles {
             let Some(dispatch) = self.dispatches.get(handle.0) else {
@@ -119,7 +119,7 @@ impl EmuDevice {
         self.disjoint(&dispatches)?;
         let started = Instant::now();
         {
-            let boxed = self.work(&dispatches);
+            let boxed = self.work(&dispatches, rows);
             let kernels: Vec<&dyn Compute> = boxed.iter().map(|k| &**k).collect();
             self.pool.run(&kernels);
         }
@@ -247,11 +247,21 @@ impl Device for EmuDevice {
     }
 
     fn run(&mut self, handle: DispatchHandle) -> Result<Completed> {
-        self.complete(&[handle])
+        self.complete(&[handle], None)
+    }
+
+    /// The other datapath's blocks and tiles are not cut.
+    fn cuts_rows(&self) -> bool {
+        self.info.arithmetic == Arithmetic::Ieee
+    }
+
+    fn run_rows(&mut self, handle: DispatchHandle, rows: Rows) -> Result<Completed> {
+        let rows = Some(rows).filter(|_| self.cuts_rows());
+        self.complete(&[handle], rows)
     }
 
     fn run_all(&mut self, handles: &[DispatchHandle]) -> Result<()> {
-        self.complete(handles).map(drop)
+        self.complete(handles, None).map(drop)
     }
 
     fn counters(&self) -> Counters {

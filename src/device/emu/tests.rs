@@ -7,8 +7,10 @@ use rstest::rstest;
 
 use super::EmuDevice;
 use crate::compute::{Isa, Pool};
-use crate::device::{Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Device, DispatchHandle, Layout, Role};
-use crate::kernel::{ArgRole, Dtype, Epsilon, Kernel};
+use crate::device::{
+    Arithmetic, BoundLaunch, BufferHandle, BufferSpec, Counters, Device, DispatchHandle, Layout, Role,
+};
+use crate::kernel::{ArgRole, Dtype, Epsilon, Kernel, Rows};
 use crate::tensor;
 
 fn device() -> EmuDevice {
@@ -136,6 +138,80 @@ fn launches_of_every_kind_at_once_leave_the_bits_they_leave_alone(
     let (together, alone) = (run(true), run(false));
     assert!(alone.0.iter().flatten().all(|x| x.is_finite()));
     assert_eq!(together, alone);
+}
+
+/// Runs one kernel on seeded arguments, in full or for some rows, into memory that holds NaN.
+fn output(kernel: &Kernel, arithmetic: Arithmetic, cut: Option<Rows>) -> (Vec<f32>, Counters) {
+    let mut d = EmuDevice::new(Isa::detect(), Arc::new(Pool::new(2)), arithmetic);
+    let mut seed = 7u32;
+    let mut args = vec![];
+    for arg in kernel.args() {
+        let layout = if arg.role == ArgRole::LinearWeight { Layout::LinearWeight } else { Layout::Rows };
+        let handle = d.create(spec(arg.name, arg.rows, arg.cols, layout)).unwrap();
+        if arg.role != ArgRole::Output {
+            let mut next = || {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                bf16::from_f32((seed >> 16) as f32 / 32768.0 - 1.0)
+            };
+            let content: Vec<bf16> = (0..arg.rows * arg.cols).map(|_| next()).collect();
+            d.write(handle, 0, tensor::bytes_of(&content)).unwrap();
+        }
+        args.push(handle);
+    }
+    let out = *args.last().unwrap();
+    let run = d.prepare("x", vec![BoundLaunch { site: "test".into(), kernel: kernel.clone(), args }]).unwrap();
+    match cut {
+        Some(rows) => d.run_rows(run, rows).unwrap(),
+        None => d.run(run).unwrap(),
+    };
+    let counters = d.counters();
+    (read(&mut d, out), counters)
+}
+
+/// The rows asked for have the bits they have when all are computed; the others are not touched, where a kernel can be cut.
+#[rstest]
+fn rows_alone_are_those_of_all_and_the_others_stay_as_they_were(
+    #[values(Arithmetic::Ieee, Arithmetic::Npu2)] arithmetic: Arithmetic,
+    #[values((0, 24), (0, 1), (0, 17), (23, 1), (5, 12))] (first, count): (usize, usize),
+) {
+    let (of, eps) = (24, Epsilon::new(1e-5));
+    let kernels = [
+        Kernel::Gemm { m: of, k: 32, n: 40, out: Dtype::Bf16 },
+        Kernel::GemmLow { m: of, k: 32, n: 40 },
+        Kernel::RmsNorm { rows: of, cols: 32, eps },
+        Kernel::QkNorm { rows: 3 * of, head_dim: 16, eps },
+        Kernel::LayerNorm { rows: of, cols: 32, eps },
+        Kernel::Rope { rows: 3 * of, head_dim: 16 },
+        Kernel::Attention { seq: of, heads: 4, kv_heads: 2, head_dim: 16, causal: true },
+        Kernel::Add { rows: of, cols: 32 },
+        Kernel::BiasAdd { rows: of, cols: 32 },
+        Kernel::SiluMul { rows: of, cols: 32 },
+        Kernel::GeluTanh { rows: of, cols: 32 },
+        // One vector, and queries that see the positions behind them: all or nothing.
+        Kernel::Gemv { m: of, k: 32 },
+        Kernel::Attention { seq: of, heads: 4, kv_heads: 2, head_dim: 16, causal: false },
+    ];
+    for kernel in kernels {
+        let rows = Rows { first, count, of };
+        let ((all, counted), (some, counted_of_some)) =
+            (output(&kernel, arithmetic, None), output(&kernel, arithmetic, Some(rows)));
+        assert!(all.iter().all(|x| x.is_finite()), "{kernel}");
+        assert_eq!(counted, counted_of_some, "{kernel}");
+        let cut = arithmetic == Arithmetic::Ieee && kernel.can_be_cut(rows);
+        assert_eq!(
+            cut,
+            arithmetic == Arithmetic::Ieee
+                && !matches!(kernel, Kernel::Gemv { .. } | Kernel::Attention { causal: false, .. })
+        );
+        let width = all.len() / of;
+        for (row, (all, some)) in all.chunks(width).zip(some.chunks(width)).enumerate() {
+            if !cut || (first..first + count).contains(&row) {
+                assert_eq!(all, some, "{kernel}: row {row} of {rows:?}");
+            } else {
+                assert!(some.iter().all(|x| x.is_nan()), "{kernel}: row {row} of {rows:?}: {some:?}");
+            }
+        }
+    }
 }
 
 #[test]

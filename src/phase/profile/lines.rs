@@ -1,6 +1,6 @@
 //! The lines of a profile: watched steps summed by dispatch, call site, kernel or host op.
 
-use crate::kernel::{ArgRole, Kernel};
+use crate::kernel::Rows;
 use crate::plan::{Launch, Plan, Step};
 use crate::runner::StepTime;
 
@@ -14,7 +14,7 @@ pub struct Line {
     pub calls: f64,
     /// Units: milliseconds.
     pub ms: f64,
-    /// What the kernels read and write. Units: bytes.
+    /// What the kernels read and write, of the rows they compute. Units: bytes.
     pub bytes_read: f64,
     pub bytes_written: f64,
     /// Units: operations, a multiply-add counted as two.
@@ -41,24 +41,34 @@ pub struct HostLine {
     pub ms: f64,
 }
 
+/// Watched runs of a plan.
+#[derive(Clone, Copy)]
+pub(super) struct Runs<'a> {
+    pub(super) plan: &'a Plan,
+    /// For each step of the plan, the rows that the device computes; none for all.
+    pub(super) rows: &'a [Option<Rows>],
+    pub(super) steps: &'a [StepTime],
+    /// How many runs.
+    pub(super) calls: usize,
+}
+
 /// By call site, without its layer: q_proj, attention, lm_head ...
-pub(super) fn sites(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<Line> {
-    summed(plan, steps, calls, |step| step.launches().iter().map(Launch::site).collect::<Vec<_>>().join("+"))
+pub(super) fn sites(runs: Runs<'_>) -> Vec<Line> {
+    summed(runs, |step| step.launches().iter().map(Launch::site).collect::<Vec<_>>().join("+"))
 }
 
 /// By kernel and shape.
-pub(super) fn kernels(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<Line> {
-    let kernels = |step: &Step| step.launches().iter().map(|l| l.kernel.to_string()).collect::<Vec<_>>().join("+");
-    summed(plan, steps, calls, kernels)
+pub(super) fn kernels(runs: Runs<'_>) -> Vec<Line> {
+    summed(runs, |step| step.launches().iter().map(|l| l.kernel.to_string()).collect::<Vec<_>>().join("+"))
 }
 
 /// Every dispatch of the plan.
-pub(super) fn dispatches(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<Line> {
-    summed(plan, steps, calls, |step| step.name.clone())
+pub(super) fn dispatches(runs: Runs<'_>) -> Vec<Line> {
+    summed(runs, |step| step.name.clone())
 }
 
 /// By host op, without its layer. What CPU fallback runs is among them.
-pub(super) fn host(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<HostLine> {
+pub(super) fn host(Runs { plan, steps, calls, .. }: Runs<'_>) -> Vec<HostLine> {
     let mut lines: Vec<HostLine> = vec![];
     for time in steps.iter().filter(|time| !time.on_device) {
         let layered = plan.steps.iter().any(|step| step.name == time.step && step.layer.is_some());
@@ -73,8 +83,8 @@ pub(super) fn host(plan: &Plan, steps: &[StepTime], calls: usize) -> Vec<HostLin
     lines
 }
 
-/// The device calls of a watched run, which are `calls` runs of `plan`, summed by the name of their launches.
-fn summed(plan: &Plan, steps: &[StepTime], calls: usize, name: impl Fn(&Step) -> String) -> Vec<Line> {
+/// The device calls, summed by the name of their launches.
+fn summed(Runs { plan, rows, steps, calls }: Runs<'_>, name: impl Fn(&Step) -> String) -> Vec<Line> {
     let mut lines: Vec<Line> = vec![];
     // Where each step's line stands, worked out once per plan and not once per run.
     let mut lines_of: Vec<Option<usize>> = vec![];
@@ -102,22 +112,12 @@ fn summed(plan: &Plan, steps: &[StepTime], calls: usize, name: impl Fn(&Step) ->
         line.calls += share;
         line.ms += time.ns as f64 / 1e6 * share;
         for kernel in step.launches().iter().map(|launch| &launch.kernel) {
-            let [read, written] = traffic(kernel);
-            line.bytes_read += read * share;
-            line.bytes_written += written * share;
-            line.flops += kernel.flops() as f64 * share;
+            let work = kernel.work(rows[at % plan.steps.len()]);
+            line.bytes_read += work.bytes_read * share;
+            line.bytes_written += work.bytes_written * share;
+            line.flops += work.flops * share;
         }
     }
     lines.retain(|line| line.calls > 0.0);
     lines
-}
-
-/// Bytes a kernel reads and writes: every argument once.
-fn traffic(kernel: &Kernel) -> [f64; 2] {
-    let mut traffic = [0.0; 2];
-    for arg in kernel.args() {
-        let side = usize::from(arg.role == ArgRole::Output);
-        traffic[side] += (arg.rows * arg.cols * arg.dtype.bytes()) as f64;
-    }
-    traffic
 }

@@ -65,7 +65,8 @@ impl Lanewise for Share<'_> {
     fn with<L: Lanes>(self, l: L) {
         let Attention { q, k, v, out, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
-        let split = Split { rows: self.rows, block: Q_BLOCK, heads, kv_heads, head_dim, causal };
+        let (rows, block) = (self.rows, Q_BLOCK);
+        let split = Split { rows, first: 0, seq: rows, block, heads, kv_heads, head_dim, causal };
         let scratch = Scratch::take(head_dim, group * Q_BLOCK);
         while let Some(piece) = split.piece(self.worker.claim()) {
             // SAFETY: the piece's tokens, the heads of its group and its kv head exist; the rows of these heads are written
