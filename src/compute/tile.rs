@@ -75,7 +75,7 @@ pub(super) unsafe fn multiply<L: Lanes, const M: usize, const V: usize, const AS
                 let at = panel.add(pair * PANEL);
                 if ASK & PANEL_AHEAD != 0 {
                     for v in 0..V {
-                        l.prefetch(at.wrapping_offset(ahead).wrapping_add(v * LANES));
+                        l.prefetch_stream(at.wrapping_offset(ahead).wrapping_add(v * LANES));
                     }
                 }
                 let mut columns = [l.pairs(at); V];

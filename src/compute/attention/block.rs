@@ -178,7 +178,7 @@ unsafe fn attend<L: Lanes, const ASK: u8>(l: L, task: &Task, scratch: &Scratch) 
 fn ask_for_block<L: Lanes>(l: L, positions: &Positions, block: usize) {
     let start = positions.start.wrapping_add(positions.layout.block(0, block));
     for line in (0..positions.layout.block_len()).step_by(LINE) {
-        l.prefetch(start.wrapping_add(line));
+        l.prefetch_stream(start.wrapping_add(line));
     }
 }
 

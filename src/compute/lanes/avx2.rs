@@ -389,4 +389,9 @@ impl Lanes for Avx2 {
     fn prefetch(self, p: *const u32) {
         op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
     }
+
+    #[inline(always)]
+    fn prefetch_stream(self, p: *const u32) {
+        op!(_mm_prefetch::<_MM_HINT_T1>(p.cast()));
+    }
 }

@@ -350,6 +350,11 @@ macro_rules! shared {
         fn prefetch(self, p: *const u32) {
             op!(_mm_prefetch::<_MM_HINT_T0>(p.cast()));
         }
+
+        #[inline(always)]
+        fn prefetch_stream(self, p: *const u32) {
+            op!(_mm_prefetch::<_MM_HINT_T1>(p.cast()));
+        }
     };
 }
 

@@ -215,8 +215,12 @@ pub(super) trait Lanes: Copy + Send + Sync {
     /// `acc[i] + a.0 * w[i].0 + a.1 * w[i].1` in f32.
     fn dot(self, acc: Self::F, a: Self::Pair, w: Self::Pairs) -> Self::F;
 
-    /// Asks for the cache line at `p`; any address is allowed.
+    /// Asks for the cache line at `p`, as near as can be; any address is allowed.
     fn prefetch(self, p: *const u32);
+
+    /// Asks for the cache line at `p` no nearer than the second cache: of a stream out of memory, more lines can be on their way to it
+    /// than to the first.
+    fn prefetch_stream(self, p: *const u32);
 }
 
 /// Work that can be done with any [`Lanes`].

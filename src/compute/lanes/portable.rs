@@ -274,4 +274,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn prefetch(self, _: *const u32) {}
+
+    #[inline(always)]
+    fn prefetch_stream(self, _: *const u32) {}
 }
