@@ -1,4 +1,4 @@
-//! Memory for packed weights: regions cut from large blocks that ask for huge pages.
+//! Memory for packed weights and KV caches: regions cut from large blocks that ask for huge pages.
 //!
 //! Decoding streams every weight once per token, and most weights are smaller than a huge page: cut one after the other
 //! from one block they share huge pages, and the walk over them misses the TLB two hundred times less. A block is freed
@@ -41,7 +41,8 @@ unsafe impl Sync for Block {}
 
 impl Block {
     fn new(bytes: usize) -> Block {
-        let layout = Layout::from_size_align(bytes.next_multiple_of(HUGE_PAGE), HUGE_PAGE).expect("weight too large");
+        let layout =
+            Layout::from_size_align(bytes.next_multiple_of(HUGE_PAGE), HUGE_PAGE).expect("a region larger than memory");
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         // SAFETY: the range was allocated just now.

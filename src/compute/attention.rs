@@ -1,9 +1,9 @@
 //! Attention over whole sequences (prefill) and for one new token (decode), grouped-query.
 //!
-//! Keys and values are packed first, once for all queries. Flash style: they pass in blocks of a fixed size with an online softmax
-//! in f32, no [S, S] matrix exists, and blocks above the diagonal are skipped. Every row of a result sees the same blocks in the same order whichever
-//! kernel computes it, so decode equals prefill bit for bit. May not let a masked position touch a result, not even
-//! as 0 * NaN.
+//! Keys and values are packed first, once for all queries. Flash style: they pass in blocks of a fixed size with an
+//! online softmax in f32, no [S, S] matrix exists, and blocks above the diagonal are skipped. Every row of a result sees
+//! the same blocks in the same order whichever kernel computes it, so decode equals prefill bit for bit. May not let a
+//! masked position touch a result, not even as 0 * NaN.
 
 use half::bf16;
 
@@ -23,7 +23,7 @@ mod split;
 use block::{Decode, Prefill};
 pub use cache::PackedCache;
 pub use positions::PackPositions;
-pub(super) use positions::load_padded;
+pub(super) use positions::pack_values;
 pub(super) use split::{Sight, Split};
 
 /// `out = softmax(scale * q · kᵀ + mask) · v` for every head; head h reads kv head `h / (heads / kv_heads)`.
@@ -32,7 +32,7 @@ pub(super) use split::{Sight, Split};
 /// is not.
 ///
 /// Shapes: `q`, `out` [n, heads * head_dim], row-major, of the positions from `first` on; keys and values of all `seq` positions as
-/// [`PackPositions`] leaves them; head_dim even.
+/// [`PackPositions`] leaves them; head_dim even. Running it panics where they are not.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
     /// Queries.
@@ -61,7 +61,7 @@ pub struct Attention {
 
 /// [`Attention`] for one query over the cached positions, bit for bit the row of the last of them.
 ///
-/// Shapes: `q`, `out` [heads * head_dim].
+/// Shapes: `q`, `out` [heads * head_dim]. Running it panics where they are not, and for an empty cache.
 #[derive(Debug, Clone, Copy)]
 pub struct DecodeAttention<'a> {
     /// Query.

@@ -92,8 +92,8 @@ impl Call<'_> {
         self.run(Rope::<false> { x: src(x), lut: src(lut), y: dst(y), head_dim, isa: self.isa });
     }
 
-    /// [`Attention`] of the last n positions. Shapes: `q`, `out` [n, heads * head_dim], `k`, `v` [S, kv_heads * head_dim]; `dims`
-    /// is (heads, kv_heads, head_dim).
+    /// [`PackPositions`] and [`Attention`]. Shapes: `q`, `out` [S, heads * head_dim], `k`, `v` [S, kv_heads * head_dim]; `dims` is
+    /// (heads, kv_heads, head_dim).
     #[expect(clippy::too_many_arguments, reason = "the kernel's own fields")]
     pub fn attention(
         &self,
@@ -113,8 +113,7 @@ impl Call<'_> {
         // SAFETY: the vector outlives the one run, in which a barrier stands between writing and reading.
         let positions = unsafe { Src::new(to.ptr().cast_const(), to.len()) };
         let pack = PackPositions { k, v, to, kv_heads, head_dim, isa };
-        let first = seq.saturating_sub(q.len() / (heads * head_dim).max(1));
-        let attention = Attention { q, positions, out, first, seq, heads, kv_heads, head_dim, scale, causal, isa };
+        let attention = Attention { q, positions, out, first: 0, seq, heads, kv_heads, head_dim, scale, causal, isa };
         self.pool.run(&[&pack, &attention]);
     }
 

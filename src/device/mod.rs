@@ -216,7 +216,9 @@ pub trait Device: Send {
     }
 
     /// [`run`](Device::run) for a caller that will look at these rows of the outputs only: what the others hold afterwards is
-    /// undefined, so that a device may leave them as they are. Bits and counters are those of `run`.
+    /// undefined, so that a device may leave them as they are. All inputs of these rows must be there, and for attention the keys and
+    /// values of all positions up to theirs. Bits and counters are those of `run`, which is what happens where a launch of the
+    /// dispatch cannot be cut to these rows ([`Kernel::can_be_cut`]).
     ///
     /// Errors: as `run`.
     fn run_rows(&mut self, dispatch: DispatchHandle, rows: Rows) -> Result<Completed> {

@@ -7,7 +7,9 @@ use super::{ArgRole, Kernel};
 /// A buffer of `of` positions has that many rows, or a multiple of them where each position has several (heads).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
+    /// The first position.
     pub first: usize,
+    /// How many.
     pub count: usize,
     /// All positions.
     pub of: usize,
@@ -32,7 +34,7 @@ pub struct Work {
 }
 
 impl Kernel {
-    /// The work of these rows, or of all. Rows that a kernel has not it cannot leave out.
+    /// The work of these rows, or of all; of all, too, where the kernel cannot be cut to these.
     pub fn work(&self, rows: Option<Rows>) -> Work {
         let rows = rows.filter(|rows| self.can_be_cut(*rows));
         let share = |count: usize, of: usize| count as f64 / of as f64;

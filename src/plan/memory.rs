@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::options::PlanOptions;
 use super::{Plan, Source, decode, prefill};
+use crate::compute::PackedCache;
 use crate::device::Role;
 use crate::error::Result;
 use crate::model::ModelConfig;
@@ -21,9 +22,9 @@ pub struct Memory {
     pub weights: u64,
     /// RoPE tables of the prefill.
     pub tables: u64,
-    /// Everything a prefill and a decode step write.
+    /// Everything a prefill and a decode step write, the packed keys and values of one layer included.
     pub activations: u64,
-    /// Keys and values of every layer, on the host.
+    /// Keys and values of every layer, packed, on the host.
     pub kv_cache: u64,
 }
 
@@ -40,14 +41,15 @@ impl Memory {
             }
             seen.values().sum()
         };
+        let packed = |rows: usize| PackedCache::bytes(config.num_key_value_heads, config.head_dim, rows);
         let written = plans.iter().flat_map(|p| &p.buffers).filter(|b| !b.spec.role.is_static() && b.lies_in.is_none());
         Ok(Memory {
             seq_len,
             positions,
             weights: statics(Role::StaticWeight),
             tables: statics(Role::StaticLut),
-            activations: written.map(|b| b.spec.bytes() as u64).sum(),
-            kv_cache: 2 * 2 * (config.num_hidden_layers * config.kv_dim() * positions) as u64,
+            activations: written.map(|b| b.spec.bytes() as u64).sum::<u64>() + packed(seq_len) as u64,
+            kv_cache: (config.num_hidden_layers * packed(positions)) as u64,
         })
     }
 

@@ -253,3 +253,21 @@ fn what_cannot_be_cut_needs_every_row_of_what_it_reads() {
         assert_eq!(needed(plan, step), expected, "{step}");
     }
 }
+
+/// Packed keys and values come in whole blocks and panels, and those of one layer are needed for prefill's attention.
+#[rstest]
+#[case(10, 128)]
+#[case(128, 128)]
+#[case(129, 256)]
+fn memory_counts_whole_blocks(#[case] positions: usize, #[case] held: u64) {
+    let (config, options) = (config("Llama", 4, 2), PlanOptions::default());
+    let memory = |seq_len, positions| Memory::of(&config, seq_len, positions, &options).unwrap();
+    // Two layers of two heads of 64, keys and values, two bytes each.
+    assert_eq!(memory(32, positions).kv_cache, 2 * 2 * 64 * 2 * 2 * held);
+    let written = |plan: Plan| {
+        let buffers = plan.buffers.into_iter().filter(|b| !b.spec.role.is_static());
+        buffers.map(|b| b.spec.bytes() as u64).sum::<u64>()
+    };
+    let buffers = written(prefill(&config, positions, &options).unwrap()) + written(decode(&config, &options).unwrap());
+    assert_eq!(memory(positions, 1).activations, buffers + 2 * 64 * 2 * 2 * held);
+}

@@ -32,8 +32,8 @@ pub(super) struct Run<'a> {
     pub(super) compiled: &'a Compiled,
     pub(super) span: Span<'a>,
     pub(super) pad_id: u32,
-    /// Whether somebody looks into the run, who may want any row of it.
-    pub(super) watched: bool,
+    /// Whether every row is computed: somebody looks into the run, who may want any.
+    pub(super) whole: bool,
 }
 
 impl Run<'_> {
@@ -69,7 +69,7 @@ impl Run<'_> {
         match (&step.op, compiled.dispatches[index]) {
             (_, Some(dispatch)) => {
                 self.hand_over_all(index)?;
-                let rows = compiled.rows(index, self.span.ids.len()).filter(|_| !self.watched);
+                let rows = compiled.rows(index, self.span.ids.len()).filter(|_| !self.whole);
                 let done = match rows {
                     Some(rows) => self.device.run_rows(dispatch, rows),
                     None => self.device.run(dispatch),

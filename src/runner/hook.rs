@@ -25,7 +25,8 @@ pub struct StepContext<'a> {
 }
 
 impl StepContext<'_> {
-    /// The whole content of a bf16 buffer of the plan.
+    /// The whole content of a bf16 buffer of the plan. Where no hook reads rows ([`Hook::reads_rows`]), those that nobody needs may be
+    /// NaN or stale.
     pub fn read(&mut self, buffer: BufferId) -> Result<Vec<bf16>> {
         let handle = self.handles[buffer.0];
         let bytes = self.device.spec(handle).bytes();

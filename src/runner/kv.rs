@@ -60,7 +60,8 @@ impl KvCache {
         &self.layers[layer]
     }
 
-    /// The place of `rows` rows from `position` on. They are there once both keys and values are written.
+    /// The place of `rows` rows from `position` on: first keys are written, then values, and then they are there. What stood from
+    /// `position` on is gone with the first of them.
     ///
     /// Errors: [`Error::Plan`] when the rows do not fit or leave a gap.
     pub fn append(&mut self, layer: usize, position: usize, rows: usize) -> Result<Place<'_>> {
@@ -74,7 +75,7 @@ impl KvCache {
                 ),
             });
         }
-        Ok(Place { cache, pool: &self.pool, position })
+        Ok(Place { cache, pool: &self.pool, position, rows })
     }
 
     /// The written keys and values of a layer.
@@ -90,9 +91,7 @@ impl KvCache {
     pub fn rows_at(&self, layer: usize, positions: impl IntoIterator<Item = usize>) -> (Vec<bf16>, Vec<bf16>) {
         let (mut keys, mut values) = (vec![], vec![]);
         for position in positions {
-            let (key, value) = self.layers[layer].row(position);
-            keys.extend(key);
-            values.extend(value);
+            self.layers[layer].read(position, &mut keys, &mut values);
         }
         (keys, values)
     }
@@ -103,7 +102,8 @@ impl KvCache {
     pub fn edit(&mut self, layer: usize, change: impl FnOnce(&mut [bf16], &mut [bf16])) {
         let (mut keys, mut values) = self.rows(layer);
         change(&mut keys, &mut values);
-        let mut place = Place { cache: &mut self.layers[layer], pool: &self.pool, position: 0 };
+        let (cache, pool) = (&mut self.layers[layer], &*self.pool);
+        let mut place = Place { rows: cache.len(), cache, pool, position: 0 };
         place.keys(&keys);
         place.values(&values);
     }
@@ -114,15 +114,17 @@ pub struct Place<'a> {
     cache: &'a mut PackedCache,
     pool: &'a Pool,
     position: usize,
+    rows: usize,
 }
 
 impl Place<'_> {
-    /// Shapes: `[rows, kv_dim]`.
+    /// Shapes: `[rows, kv_dim]` of the place's rows; panics for others.
     pub fn keys(&mut self, rows: &[bf16]) {
+        assert_eq!(rows.len(), self.rows * self.cache.width(), "kv cache: keys for {} rows", self.rows);
         self.cache.write_keys(self.pool, self.position, rows);
     }
 
-    /// Shapes: `[rows, kv_dim]`.
+    /// Shapes: `[rows, kv_dim]` of the place's rows; panics for others, and before their keys.
     pub fn values(&mut self, rows: &[bf16]) {
         self.cache.write_values(self.pool, self.position, rows);
     }

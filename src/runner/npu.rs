@@ -1,7 +1,7 @@
 //! The production runner: a plan's steps on a device, with the KV cache and the host ops beside it.
 //!
-//! Setup uploads every static buffer and prepares every dispatch; after it, prefill and decode allocate, pack and
-//! upload nothing but their inputs. Everything that uses a model uses this type.
+//! Setup uploads every static buffer and prepares every dispatch; after it, prefill and decode make no buffer, pack no
+//! weight and upload nothing but their inputs. Everything that uses a model uses this type.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -258,7 +258,7 @@ impl NpuRunner {
             compiled: seq_len.map_or(decode, |n| &self.prefill[&n]),
             span,
             pad_id: self.pad_id,
-            watched: self.hooks.iter().any(|hook| hook.lock().unwrap_or_else(|e| e.into_inner()).reads_rows()),
+            whole: self.hooks.iter().any(|hook| hook.lock().unwrap_or_else(|e| e.into_inner()).reads_rows()),
         }
     }
 

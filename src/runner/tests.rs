@@ -106,12 +106,13 @@ fn a_run_that_nobody_looks_into_leaves_what_a_watched_one_leaves(
 ) {
     let off = Tuning::default();
     for tuning in [off, Tuning { merge: true, ..off }, Tuning { share: true, ..off }, Tuning::BASELINE] {
-        let mut options = RunnerOptions { prefill: tuning, ..options(&[16, 64]) };
+        let mut options = RunnerOptions { prefill: tuning, ..RunnerOptions::for_prompts([16, 64, 320], 1, 400) };
         options.plan.bias = bias;
         options.plan.host = host.iter().map(|what| (*what).to_owned()).collect();
         let mut run = runner_of(model, arithmetic, &options);
-        // The longer one first: what it leaves behind must not show.
-        for len in [64, 63, 17, 16, 1] {
+        // The longest first: what it leaves behind must not show. Beyond one block of keys, and of queries.
+        let long = [320, 257, 200, 129].into_iter().filter(|_| arithmetic == Arithmetic::Ieee);
+        for len in long.chain([64, 63, 17, 16, 1]) {
             let mut leave = |watched: bool| {
                 let before = run.counters();
                 let hook: super::SharedHook = match watched {

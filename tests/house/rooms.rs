@@ -34,7 +34,7 @@ const NARROWER: &[(&str, &[&str], &str)] = &[
     ("kernel", &["error", "begun", "tensor"], "description, and oracles that share no code with a device"),
     ("model", &["error", "begun", "tensor", "settings"], "what is judged does not know the judge"),
     ("device", &["error", "tensor", "settings", "kernel", "compute"], "a device knows no model and no judge"),
-    ("plan", &["error", "tensor", "model", "kernel", "device"], "what is judged does not know the judge"),
+    ("plan", &["error", "tensor", "model", "kernel", "compute", "device"], "what is judged does not know the judge"),
     (
         "runner",
         &["error", "begun", "random", "tensor", "settings", "model", "kernel", "compute", "device", "plan"],

@@ -47,6 +47,8 @@ struct Positions {
     layout: Layout,
     /// The first block.
     start: *const u32,
+    /// How many there are: beside an odd last one stands 0.
+    count: usize,
     /// For each block whether all of its values are finite; none where all rows see the same.
     finite: Option<*const u32>,
 }
@@ -80,6 +82,7 @@ impl Lanewise for Prefill<'_> {
                 let positions = Positions {
                     layout,
                     start: positions.ptr().add(layout.block(piece.kv_head, 0)),
+                    count: seq,
                     finite: Some(positions.ptr().add(layout.len() + piece.kv_head * layout.blocks)),
                 };
                 let task = Task {
@@ -123,7 +126,7 @@ impl Lanewise for Decode<'_> {
                     band_stride: 0,
                     rows: group,
                     row_stride: head_dim,
-                    positions: Positions { layout, start, finite: None },
+                    positions: Positions { layout, start, count: cache.len(), finite: None },
                     scale,
                     sight: Sight { seen: cache.len(), step: 0 },
                 };
@@ -361,9 +364,11 @@ unsafe fn contexts<L: Lanes, const ASK: u8>(
     row: usize,
     count: usize,
 ) {
-    // No row of the chunk sees more than the last; what the others do not see has probability 0.
+    // No row of the chunk sees more than the last; what the others do not see has probability 0, and so has what stands beside
+    // an odd last one.
     let seen = block.seen(task.sight.of(row + count - 1));
-    let partial = block.seen(task.sight.of(row)) < seen;
+    let read = seen.next_multiple_of(2).min(task.positions.count - block.start);
+    let partial = block.seen(task.sight.of(row)) < read;
     let layout = task.positions.layout;
     let values = block.panels.wrapping_add(layout.keys_len());
     // SAFETY: there is a flag for each block.
@@ -398,8 +403,8 @@ unsafe fn product<L: Lanes, const ASK: u8>(
     values: *const u32,
 ) {
     for p in 0..task.positions.layout.head_dim.div_ceil(PANEL) {
-        // SAFETY: the caller's: the rows exist in the scratch, the panels are packed. Positions come in pairs, the odd
-        // one out has probability 0 and value 0 or finite.
+        // SAFETY: the caller's: the rows exist in the scratch, the panels are packed. Positions come in pairs: what stands beside an
+        // odd last one has probability 0, and its value is 0 or, as `contexts` sees to it, finite.
         unsafe {
             let rows = Rows { first: scratch.probabilities().add(i * KV_BLOCK), stride: KV_BLOCK };
             let panel = values.add(p * VALUE_PANEL);

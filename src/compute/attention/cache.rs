@@ -18,11 +18,13 @@ use crate::compute::{
 
 /// The KV cache of one layer, for [`DecodeAttention`](super::DecodeAttention).
 ///
-/// What nobody has written is NaN, but for the value beside an odd last one, which is 0.
+/// What nobody has written is NaN, but for the value beside an odd last one and the columns that pad the values of a head: 0.
 pub struct PackedCache {
     layout: Layout,
     capacity: usize,
     len: usize,
+    /// Where the keys end that were written last.
+    keys: usize,
     /// Positions from here on hold nothing of any prompt.
     touched: usize,
     region: Region,
@@ -36,7 +38,7 @@ impl PackedCache {
         assert!(head_dim.is_multiple_of(2), "cache: head_dim {head_dim} is not even");
         let layout = Layout::new(kv_heads, head_dim, capacity);
         let region = arena::region(layout.len() * size_of::<u32>());
-        let mut cache = PackedCache { layout, capacity, len: 0, touched: 0, region };
+        let mut cache = PackedCache { layout, capacity, len: 0, keys: 0, touched: 0, region };
         (0..kv_heads).for_each(|head| cache.forget(head, 0, layout.blocks));
         cache
     }
@@ -95,22 +97,32 @@ impl PackedCache {
             (0..self.layout.kv_heads).for_each(|head| self.forget(head, first, end - first));
             self.touched = rows;
         }
-        self.len = 0;
+        (self.len, self.keys) = (0, 0);
     }
 
-    /// Writes the keys of the positions from `position` on; they are there once their values are, too.
+    /// Writes the keys of the positions from `position` on, where the cache ends until their values are written, too.
     ///
     /// Shapes: `rows` [n, kv_heads * head_dim].
     ///
     /// Panics if the rows leave a gap or do not fit.
     pub fn write_keys(&mut self, pool: &Pool, position: usize, rows: &[bf16]) {
-        self.write::<true>(pool, position, rows);
+        self.keys = self.write::<true>(pool, position, rows);
+        self.len = position;
     }
 
-    /// Writes the values of the positions from `position` on, with which the cache ends from now on.
+    /// Writes the values of the positions whose keys were written last; then they are there.
     ///
-    /// Shapes, panics: as [`PackedCache::write_keys`].
+    /// Shapes: as [`PackedCache::write_keys`].
+    ///
+    /// Panics for any other positions.
     pub fn write_values(&mut self, pool: &Pool, position: usize, rows: &[bf16]) {
+        let end = position + rows.len() / self.width().max(1);
+        assert!(
+            (position, end) == (self.len, self.keys),
+            "cache: values {position}..{end}, keys {}..{}",
+            self.len,
+            self.keys
+        );
         self.len = self.write::<false>(pool, position, rows);
     }
 
@@ -123,14 +135,17 @@ impl PackedCache {
         let (isa, cache) = (Isa::detect(), &*self);
         let piece = |block: usize, head: usize| {
             let (first, start) = (position.max(block * KV_BLOCK), block * KV_BLOCK);
-            let to = cache.start().wrapping_add(layout.block(head, block));
             let from = rows[(first - position) * width..].as_ptr().wrapping_add(head * layout.head_dim);
             let positions = (first - start, end.min(start + KV_BLOCK) - start);
-            let piece = |to| Piece { to, from, stride: width, layout, positions };
-            // Block, head and positions exist, and nobody else writes to them: the cache is borrowed for this call.
+            // SAFETY: block, head and positions exist, each pair of block and head is dealt out once, and nobody else sees the
+            // cache: it is borrowed for this call. The rows lie within the slice; `new` has refused an odd head_dim.
+            let piece = unsafe {
+                let to = cache.start().add(layout.block(head, block));
+                Piece::new(to, from, width, layout, positions)
+            };
             match KEYS {
-                true => isa.dispatch(Keys(piece(to))),
-                false => drop(isa.dispatch(Values(piece(to.wrapping_add(layout.keys_len()))))),
+                true => isa.dispatch(Keys(piece)),
+                false => drop(isa.dispatch(Values(piece))),
             }
         };
         let (blocks, heads) = (position / KV_BLOCK..end.div_ceil(KV_BLOCK), layout.kv_heads);
@@ -143,15 +158,14 @@ impl PackedCache {
         end
     }
 
-    /// The keys and the values of one position.
+    /// Appends the keys and the values of one position.
     ///
     /// Shapes: [kv_heads * head_dim] each.
     ///
     /// Panics if it is not written.
-    pub fn row(&self, position: usize) -> (Vec<bf16>, Vec<bf16>) {
+    pub fn read(&self, position: usize, keys: &mut Vec<bf16>, values: &mut Vec<bf16>) {
         assert!(position < self.len, "cache: position {position} of {}", self.len);
         let (layout, at) = (self.layout, position % KV_BLOCK);
-        let (mut keys, mut values) = (Vec::with_capacity(self.width()), Vec::with_capacity(self.width()));
         for head in 0..layout.kv_heads {
             let block = layout.block(head, position / KV_BLOCK);
             for i in 0..layout.head_dim {
@@ -164,7 +178,6 @@ impl PackedCache {
                 }
             }
         }
-        (keys, values)
     }
 }
 

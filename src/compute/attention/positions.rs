@@ -60,7 +60,7 @@ pub(super) const VALUE_PANEL: usize = KV_BLOCK / 2 * PANEL;
 
 /// Packs all keys and values of a sequence for [`Attention`](super::Attention).
 ///
-/// Shapes: `k`, `v` [S, kv_heads * head_dim], row-major; `to` [[`PackPositions::len`]].
+/// Shapes: `k`, `v` [S, kv_heads * head_dim], row-major; `to` [[`PackPositions::len`]]. Running it panics where they are not.
 #[derive(Debug, Clone, Copy)]
 pub struct PackPositions {
     /// Keys.
@@ -91,6 +91,7 @@ impl PackPositions {
 unsafe impl Kernel for PackPositions {
     fn run(&self, worker: &Worker<'_>) {
         let PackPositions { k, v, to, kv_heads, head_dim, isa } = *self;
+        assert!(head_dim.is_multiple_of(2), "attention: head_dim {head_dim} is not even");
         let width = kv_heads * head_dim;
         let rows = k.len() / width.max(1);
         assert!(k.len() == rows * width && v.len() == k.len(), "attention: k or v is not [{rows}, {width}]");
@@ -106,11 +107,10 @@ unsafe impl Kernel for PackPositions {
             let at = first * width + head * head_dim;
             // SAFETY: the block and its flag lie within `to`, and are this task's; its rows lie within `k` and `v`.
             unsafe {
-                let keys = to.ptr().add(layout.block(head, block));
-                let positions = (0, KV_BLOCK.min(rows - first));
-                let piece = |to, from: *const bf16| Piece { to, from: from.add(at), stride: width, layout, positions };
-                isa.dispatch(Keys(piece(keys, k.ptr())));
-                let finite = isa.dispatch(Values(piece(keys.add(layout.keys_len()), v.ptr())));
+                let (start, positions) = (to.ptr().add(layout.block(head, block)), (0, KV_BLOCK.min(rows - first)));
+                let piece = |from: *const bf16| Piece::new(start, from.add(at), width, layout, positions);
+                isa.dispatch(Keys(piece(k.ptr())));
+                let finite = isa.dispatch(Values(piece(v.ptr())));
                 to.ptr().add(layout.len() + head * layout.blocks + block).write(finite.into());
             }
         }
@@ -119,20 +119,35 @@ unsafe impl Kernel for PackPositions {
 
 /// Rows of one head that go to one block.
 pub(super) struct Piece {
-    /// The block's keys or values.
-    pub(super) to: *mut u32,
-    /// The head in the first row.
-    pub(super) from: *const bf16,
-    pub(super) stride: usize,
-    pub(super) layout: Layout,
-    /// From where on in the block, to where.
-    pub(super) positions: (usize, usize),
+    to: *mut u32,
+    from: *const bf16,
+    stride: usize,
+    layout: Layout,
+    positions: (usize, usize),
+}
+
+impl Piece {
+    /// For the positions from one on, to another one, of the block that starts at `block`; `from` is the head in the first row, and
+    /// the rows lie `stride` apart.
+    ///
+    /// # Safety
+    /// Until it is packed, the block is valid for writes by this piece alone and the rows are valid for reads; the positions lie
+    /// within a block, and head_dim is even.
+    pub(super) unsafe fn new(
+        block: *mut u32,
+        from: *const bf16,
+        stride: usize,
+        layout: Layout,
+        positions: (usize, usize),
+    ) -> Piece {
+        Piece { to: block, from, stride, layout, positions }
+    }
 }
 
 /// Writes keys; those beside them stay as they are.
 pub(super) struct Keys(pub(super) Piece);
 
-/// Writes values, and 0 beside an odd last one, since products read pairs; says whether all of them are finite.
+/// Writes values, and 0 beside an odd last one, since products read pairs; says whether all that it wrote are finite.
 pub(super) struct Values(pub(super) Piece);
 
 impl Lanewise for Keys {
@@ -144,7 +159,7 @@ impl Lanewise for Keys {
         let mut position = first;
         while position < end {
             let (panel, column) = (position / PANEL, position % PANEL);
-            // SAFETY: whoever made the piece vouches for its block and its rows.
+            // SAFETY: that of `Piece::new`.
             unsafe {
                 let to = to.add(panel * layout.key_panel());
                 let from = from.add((position - first) * stride);
@@ -168,33 +183,52 @@ impl Lanewise for Values {
 
     #[inline(always)]
     fn with<L: Lanes>(self, l: L) -> bool {
-        let Piece { to, from, stride, layout, positions: (first, end) } = self.0;
-        // The largest power of two, lane by lane: infinite where a value is infinite or NaN.
-        let mut top = l.splat(0.0);
-        for p in 0..layout.head_dim.div_ceil(PANEL) {
-            for pair in first / 2..end.div_ceil(2) {
-                for column in (p * PANEL..(p + 1) * PANEL).step_by(LANES) {
-                    let columns = layout.head_dim.saturating_sub(column).min(LANES);
-                    // SAFETY: as for the keys; a row's columns are cut at `head_dim`, a panel has all of PANEL.
-                    unsafe {
-                        let to = to.add(p * VALUE_PANEL + pair * PANEL + column % PANEL);
-                        let from = from.wrapping_add(column);
-                        let even = match 2 * pair < first {
-                            true => l.load_pairs(to).0,
-                            false => load_padded(l, from.wrapping_add((2 * pair - first) * stride), columns),
-                        };
-                        let odd = match 2 * pair + 1 < end {
-                            true => load_padded(l, from.wrapping_add((2 * pair + 1 - first) * stride), columns),
-                            false => l.splat(0.0),
-                        };
-                        top = l.max(top, l.max(l.power(even), l.power(odd)));
-                        l.store_pairs(to, even, odd);
-                    }
+        let Piece { to, from, stride, layout, positions } = self.0;
+        // SAFETY: that of `Piece::new`; values follow the block's keys.
+        unsafe { pack_values(l, (to.add(layout.keys_len()), VALUE_PANEL), (from, stride), layout.head_dim, positions) }
+    }
+}
+
+/// Writes the values of positions `first..end` in pairs, 0 beside an odd last one; an even half that is there already stays. Says
+/// whether all of these pairs are finite.
+///
+/// Shapes: `to` is the first of a block's panels and u32 from one to the next, `from` the first row and elements to the next.
+///
+/// # Safety
+/// The rows are valid for reads of `head_dim` elements, the panels for writes of the pairs, up to whole vectors.
+#[inline(always)]
+pub(in crate::compute) unsafe fn pack_values<L: Lanes>(
+    l: L,
+    (to, panel): (*mut u32, usize),
+    (from, stride): (*const bf16, usize),
+    head_dim: usize,
+    (first, end): (usize, usize),
+) -> bool {
+    // The largest power of two, lane by lane: infinite where a value is infinite or NaN.
+    let mut top = l.splat(0.0);
+    for p in 0..head_dim.div_ceil(PANEL) {
+        for pair in first / 2..end.div_ceil(2) {
+            for column in (p * PANEL..(p + 1) * PANEL).step_by(LANES) {
+                let columns = head_dim.saturating_sub(column).min(LANES);
+                // SAFETY: the caller's; a row's columns are cut at `head_dim`, a panel has all of PANEL.
+                unsafe {
+                    let to = to.add(p * panel + pair * PANEL + column % PANEL);
+                    let from = from.wrapping_add(column);
+                    let even = match 2 * pair < first {
+                        true => l.load_pairs(to).0,
+                        false => load_padded(l, from.wrapping_add((2 * pair - first) * stride), columns),
+                    };
+                    let odd = match 2 * pair + 1 < end {
+                        true => load_padded(l, from.wrapping_add((2 * pair + 1 - first) * stride), columns),
+                        false => l.splat(0.0),
+                    };
+                    top = l.max(top, l.max(l.power(even), l.power(odd)));
+                    l.store_pairs(to, even, odd);
                 }
             }
         }
-        l.largest(top) < f32::INFINITY
     }
+    l.largest(top) < f32::INFINITY
 }
 
 /// `columns` elements, zeros behind them.
@@ -202,7 +236,7 @@ impl Lanewise for Values {
 /// # Safety
 /// `p` is valid for reads of `columns` elements, of which there are at most [`LANES`].
 #[inline(always)]
-pub(in crate::compute) unsafe fn load_padded<L: Lanes>(l: L, p: *const bf16, columns: usize) -> L::F {
+unsafe fn load_padded<L: Lanes>(l: L, p: *const bf16, columns: usize) -> L::F {
     // SAFETY: the caller's.
     unsafe {
         match columns {

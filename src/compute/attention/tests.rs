@@ -170,6 +170,51 @@ fn a_seen_nan_is_never_hidden(#[values(0, 5, 64, 127, 128, 130)] position: usize
     }
 }
 
+/// Some queries have the bits they have among all, whatever comes behind the last of them.
+#[rstest]
+fn queries_alone_are_those_of_all_and_see_nothing_behind_them(
+    #[values(1, 2, 3, 9, 23, 24, 25, 193)] count: usize,
+    #[values(0, 1, 8, 9, 127, 128, 129, 300)] first: usize,
+    #[values(false, true)] poisoned: bool,
+) {
+    let (seq, dims) = (first + count + 5, (4, 2, 34));
+    let (wide, narrow, end) = (dims.0 * dims.2, dims.1 * dims.2, first + count);
+    let sound = Inputs::new(seq, dims, 11);
+    let mut inputs = Inputs::new(seq, dims, 11);
+    if poisoned {
+        inputs.k[end * narrow..].fill(bf16::NAN);
+        inputs.v[end * narrow..].fill(bf16::NAN);
+    }
+    let pool = Pool::new(2);
+    for isa in isas() {
+        let expected = sound.attend(Call { pool: &pool, isa }, true);
+        let mut packed = vec![0; PackPositions::len(dims.1, dims.2, seq)];
+        let mut out = vec![bf16::NAN; count * wide];
+        // SAFETY: all slices outlive the run, and a barrier stands between writing and reading the packed positions.
+        unsafe {
+            let to = Dst::of(&mut packed);
+            let positions = Src::new(to.ptr().cast_const(), to.len());
+            let (k, v) = (Src::of(&inputs.k), Src::of(&inputs.v));
+            let pack = PackPositions { k, v, to, kv_heads: dims.1, head_dim: dims.2, isa };
+            let attention = Attention {
+                q: Src::of(&inputs.q[first * wide..end * wide]),
+                positions,
+                out: Dst::of(&mut out),
+                first,
+                seq,
+                heads: dims.0,
+                kv_heads: dims.1,
+                head_dim: dims.2,
+                scale: inputs.scale,
+                causal: true,
+                isa,
+            };
+            pool.run(&[&pack, &attention]);
+        }
+        assert_eq!(bits(&out), bits(&expected[first * wide..end * wide]), "{isa}");
+    }
+}
+
 /// Up to where a score is not finite any more: the top has probability 1, whatever rounding does to its neighbours.
 #[rstest]
 fn large_scores_do_not_overflow(#[values(0, 8, 14, 15, 16, 20, 30, 58)] power: i32) {

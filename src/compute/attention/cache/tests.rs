@@ -18,8 +18,9 @@ fn write(cache: &mut PackedCache, pool: &Pool, position: usize, keys: &[bf16], v
 }
 
 fn rows(cache: &PackedCache) -> (Vec<bf16>, Vec<bf16>) {
-    let rows: Vec<_> = (0..cache.len()).map(|position| cache.row(position)).collect();
-    (rows.iter().flat_map(|row| row.0.clone()).collect(), rows.iter().flat_map(|row| row.1.clone()).collect())
+    let (mut keys, mut values) = (vec![], vec![]);
+    (0..cache.len()).for_each(|position| cache.read(position, &mut keys, &mut values));
+    (keys, values)
 }
 
 proptest! {
@@ -53,10 +54,11 @@ proptest! {
         prop_assert_eq!(sound, len * width + len.next_multiple_of(2) * columns);
     }
 
-    /// A prompt after another one, which may have failed before it wrote anything, leaves what a first one does.
+    /// A prompt after another one, which may have stepped back or failed before it wrote anything, leaves what a first one does.
     #[test]
     fn a_cache_that_starts_again_shows_nothing_of_the_earlier_prompt(
         before in 0usize..300,
+        back in prop::option::of((0usize..300, 0usize..4)),
         failed in prop::option::of(0usize..300),
         after in 0usize..300,
     ) {
@@ -64,6 +66,10 @@ proptest! {
         let values = noise(300 * width, 3);
         let (mut used, mut fresh) = (PackedCache::new(1, width, 300), PackedCache::new(1, width, 300));
         write(&mut used, &pool, 0, &values[..before * width], &values[..before * width]);
+        if let Some((position, rows)) = back.filter(|(position, rows)| position + rows <= before) {
+            write(&mut used, &pool, position, &values[..rows * width], &values[..rows * width]);
+            prop_assert_eq!(used.len(), position + rows);
+        }
         failed.into_iter().for_each(|rows| used.restart(rows));
         used.restart(after);
         prop_assert!(used.is_empty());
@@ -77,12 +83,27 @@ proptest! {
 }
 
 #[test]
-fn values_without_keys_or_keys_without_values_are_no_position() {
+fn keys_without_values_are_no_position() {
     let (pool, mut cache) = (Pool::new(1), PackedCache::new(1, 2, 4));
-    cache.write_keys(&pool, 0, &[bf16::ONE; 2]);
+    cache.write_keys(&pool, 0, &[bf16::ONE; 4]);
     assert!(cache.is_empty());
-    cache.write_values(&pool, 0, &[bf16::ONE; 2]);
+    cache.write_values(&pool, 0, &[bf16::ONE; 4]);
+    assert_eq!(cache.len(), 2);
+    // Nor are those that new keys have taken the place of.
+    cache.write_keys(&pool, 1, &[bf16::ONE; 2]);
     assert_eq!(cache.len(), 1);
+}
+
+#[rstest::rstest]
+#[case::without_keys(2, 2)]
+#[case::fewer(1, 2)]
+#[case::more(1, 6)]
+#[should_panic = "cache: values "]
+fn values_of_other_positions_than_the_keys_are_refused(#[case] position: usize, #[case] elements: usize) {
+    let (pool, mut cache) = (Pool::new(1), PackedCache::new(1, 2, 8));
+    write(&mut cache, &pool, 0, &[bf16::ONE; 2], &[bf16::ONE; 2]);
+    cache.write_keys(&pool, 1, &[bf16::ONE; 4]);
+    cache.write_values(&pool, position, &vec![bf16::ONE; elements]);
 }
 
 #[rstest::rstest]

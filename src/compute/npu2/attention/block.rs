@@ -10,7 +10,7 @@ use super::border::{Contexts, Scores};
 use super::scratch::Scratch;
 use super::state::{LOWEST, State, factor};
 use crate::compute::{
-    attention::{Sight, Split, load_padded},
+    attention::{Sight, Split, pack_values},
     lanes::{LANES, Lanes, Lanewise},
     npu2::bfp16::{quantise, quantise_panel, quantise_row},
     pack::{PANEL, pack_panel},
@@ -170,7 +170,7 @@ unsafe fn pass<L: Lanes>(l: L, task: &Task, scratch: &Scratch, state: &State, st
             pack_panel(l, panel, rows, task.kv_stride, PANEL.min(len - p * PANEL), task.head_dim);
             quantise_panel(l, panel, panel, task.head_dim / 2);
         }
-        let finite = pack_values(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
+        let finite = fill_values(l, scratch.value_panel(0), v, task.kv_stride, filled, task.head_dim);
         quantise_values(l, scratch.value_panel(0), task.head_dim);
         finite
     };
@@ -192,7 +192,7 @@ unsafe fn pass<L: Lanes>(l: L, task: &Task, scratch: &Scratch, state: &State, st
 /// Quantises packed values along the positions.
 ///
 /// # Safety
-/// `panels` is what [`pack_values`] wrote.
+/// `panels` is what [`fill_values`] wrote.
 #[inline(always)]
 unsafe fn quantise_values<L: Lanes>(l: L, panels: *mut u32, head_dim: usize) {
     for p in 0..head_dim.div_ceil(PANEL) {
@@ -340,7 +340,7 @@ unsafe fn contexts<L: Lanes>(
             // SAFETY: the caller's; the spare panels hold a block.
             unsafe {
                 let v = task.v.add(block.start * task.kv_stride);
-                pack_values(l, scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
+                fill_values(l, scratch.spare_panel(0), v, task.kv_stride, block.filled, task.head_dim);
                 clear(scratch.spare_panel(0), task.head_dim, seen);
                 quantise_values(l, scratch.spare_panel(0), task.head_dim);
                 product(l, task, scratch, state, base + i, i, 1, seen, true);
@@ -384,40 +384,27 @@ unsafe fn product<L: Lanes>(
     }
 }
 
-/// Packs `len` rows of values, pairs along the positions, zero behind them; gives whether all are finite.
+/// Packs the values of a block's first `filled` positions, zeros behind them; gives whether all are finite.
 ///
 /// # Safety
-/// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of KV_BLOCK positions, `rows` for reads of `len` rows of
-/// `head_dim` elements, `stride` apart; `len <= KV_BLOCK`, which is even.
+/// `panels` is valid for `head_dim.div_ceil(PANEL)` panels of KV_BLOCK positions, `rows` for reads of `filled` rows of `head_dim`
+/// elements, `stride` apart; `filled <= KV_BLOCK`.
 #[inline(always)]
-unsafe fn pack_values<L: Lanes>(
+unsafe fn fill_values<L: Lanes>(
     l: L,
     panels: *mut u32,
     rows: *const bf16,
     stride: usize,
-    len: usize,
+    filled: usize,
     head_dim: usize,
 ) -> bool {
-    // The largest power of two, lane by lane: infinite where a value is infinite or NaN.
-    let mut top = l.splat(0.0);
-    for p in 0..head_dim.div_ceil(PANEL) {
-        for pair in 0..KV_BLOCK / 2 {
-            for column in (0..PANEL).step_by(LANES) {
-                let first = p * PANEL + column;
-                let columns = head_dim.saturating_sub(first).min(LANES);
-                // SAFETY: the caller's: `columns` elements from `first` on of the rows below `len`, and a vector of
-                // the panel.
-                unsafe {
-                    let row = |r: usize| match r < len {
-                        true => load_padded(l, rows.add(r * stride + first), columns),
-                        false => l.splat(0.0),
-                    };
-                    let (even, odd) = (row(2 * pair), row(2 * pair + 1));
-                    top = l.max(top, l.max(l.power(even), l.power(odd)));
-                    l.store_pairs(panels.add((p * (KV_BLOCK / 2) + pair) * PANEL + column), even, odd);
-                }
-            }
+    const PANEL_LEN: usize = KV_BLOCK / 2 * PANEL;
+    // SAFETY: the caller's.
+    unsafe {
+        for p in 0..head_dim.div_ceil(PANEL) {
+            let packed = filled.div_ceil(2) * PANEL;
+            panels.add(p * PANEL_LEN + packed).write_bytes(0, PANEL_LEN - packed);
         }
+        pack_values(l, (panels, PANEL_LEN), (rows, stride), head_dim, (0, filled))
     }
-    l.largest(top) < f32::INFINITY
 }
