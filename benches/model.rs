@@ -95,7 +95,8 @@ impl Machine {
                 Some("prefill") => self.prefill(number(1))?,
                 Some("decode") => self.decode(number(1), number(2))?,
                 Some("products") => ceiling.products(),
-                Some("stream") => ceiling.stream(),
+                // One pass takes milliseconds: whatever else the machine does in them would pass for a limit.
+                Some("stream") => (0..3).map(|_| ceiling.stream()).fold(0.0, f64::max),
                 Some("weights") => weights(&self.runner),
                 _ => break,
             };

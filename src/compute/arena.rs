@@ -40,13 +40,16 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
+    /// `bytes` of memory, above 0: huge pages as far as it fills them.
     fn new(bytes: usize) -> Block {
-        let layout =
-            Layout::from_size_align(bytes.next_multiple_of(HUGE_PAGE), HUGE_PAGE).expect("a region larger than memory");
+        let align = if bytes < HUGE_PAGE { ALIGN } else { HUGE_PAGE };
+        let layout = Layout::from_size_align(bytes, align).expect("a region larger than memory");
         // SAFETY: the layout is not empty.
         let start = NonNull::new(unsafe { alloc(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        // SAFETY: the range was allocated just now.
-        unsafe { ask_for_huge_pages(start, layout.size()) };
+        if align == HUGE_PAGE {
+            // SAFETY: the range was allocated just now.
+            unsafe { ask_for_huge_pages(start, bytes / HUGE_PAGE * HUGE_PAGE) };
+        }
         Block { start, layout }
     }
 }
@@ -104,6 +107,15 @@ pub(super) fn region(bytes: usize) -> Region {
     Region { start, _block: Arc::clone(&open.block) }
 }
 
+/// `count` regions of `bytes` each, in a block of their own: for what does not stay as long as weights do.
+pub(super) fn regions(count: usize, bytes: usize) -> Vec<Region> {
+    let bytes = bytes.next_multiple_of(ALIGN);
+    let block = Arc::new(Block::new((count * bytes).max(ALIGN)));
+    // SAFETY: `count * bytes` are within the block.
+    let start = |i: usize| unsafe { block.start.add(i * bytes) };
+    (0..count).map(|i| Region { start: start(i), _block: Arc::clone(&block) }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +133,24 @@ mod tests {
             // SAFETY: written above.
             let last = unsafe { region.start().add(bytes - 1).read() };
             assert_eq!(last, i as u8);
+        }
+    }
+
+    #[test]
+    fn regions_of_one_block_are_aligned_disjoint_and_writable() {
+        for (count, bytes) in [(3, 0), (0, 100), (3, 65), (5, HUGE_PAGE / 2 + 1)] {
+            let regions = regions(count, bytes);
+            assert_eq!(regions.len(), count);
+            for (i, region) in regions.iter().enumerate() {
+                assert_eq!(region.start().addr().get() % ALIGN, 0);
+                // SAFETY: the region has `bytes` bytes.
+                unsafe { region.start().write_bytes(i as u8, bytes) };
+            }
+            for (i, region) in regions.iter().enumerate().filter(|_| bytes > 0) {
+                // SAFETY: written above.
+                let ends = unsafe { [region.start().read(), region.start().add(bytes - 1).read()] };
+                assert_eq!(ends, [i as u8; 2]);
+            }
         }
     }
 }

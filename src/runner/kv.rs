@@ -19,12 +19,8 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache with room for `capacity` positions.
     pub fn new(config: &ModelConfig, capacity: usize, pool: Arc<Pool>) -> Self {
-        let (kv_heads, head_dim) = (config.num_key_value_heads, config.head_dim);
-        KvCache::of((0..config.num_hidden_layers).map(|_| PackedCache::new(kv_heads, head_dim, capacity)), pool)
-    }
-
-    fn of(layers: impl Iterator<Item = PackedCache>, pool: Arc<Pool>) -> Self {
-        KvCache { layers: layers.collect(), pool }
+        let (layers, kv_heads) = (config.num_hidden_layers, config.num_key_value_heads);
+        KvCache { layers: PackedCache::of_layers(layers, kv_heads, config.head_dim, capacity), pool }
     }
 
     /// Forgets everything, for a prompt of `rows` positions: nobody can read a row until it is written, and those behind the prompt
@@ -135,7 +131,7 @@ mod tests {
     use super::*;
 
     fn cache(capacity: usize) -> KvCache {
-        KvCache::of((0..2).map(|_| PackedCache::new(1, 2, capacity)), Arc::new(Pool::new(1)))
+        KvCache { layers: PackedCache::of_layers(2, 1, 2, capacity), pool: Arc::new(Pool::new(1)) }
     }
 
     fn write(kv: &mut KvCache, position: usize, value: f32) {

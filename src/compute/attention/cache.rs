@@ -31,16 +31,26 @@ pub struct PackedCache {
 }
 
 impl PackedCache {
-    /// An empty cache with room for `capacity` positions.
+    /// Empty caches of `layers` layers, in memory that goes with the last of them.
+    ///
+    /// Panics if `head_dim` is odd.
+    pub fn of_layers(layers: usize, kv_heads: usize, head_dim: usize, capacity: usize) -> Vec<PackedCache> {
+        assert!(head_dim.is_multiple_of(2), "cache: head_dim {head_dim} is not even");
+        let layout = Layout::new(kv_heads, head_dim, capacity);
+        let regions = arena::regions(layers, layout.len() * size_of::<u32>());
+        let empty = |region| {
+            let mut cache = PackedCache { layout, capacity, len: 0, keys: 0, touched: 0, region };
+            (0..kv_heads).for_each(|head| cache.forget(head, 0, layout.blocks));
+            cache
+        };
+        regions.into_iter().map(empty).collect()
+    }
+
+    /// One empty cache with room for `capacity` positions.
     ///
     /// Panics if `head_dim` is odd.
     pub fn new(kv_heads: usize, head_dim: usize, capacity: usize) -> PackedCache {
-        assert!(head_dim.is_multiple_of(2), "cache: head_dim {head_dim} is not even");
-        let layout = Layout::new(kv_heads, head_dim, capacity);
-        let region = arena::region(layout.len() * size_of::<u32>());
-        let mut cache = PackedCache { layout, capacity, len: 0, keys: 0, touched: 0, region };
-        (0..kv_heads).for_each(|head| cache.forget(head, 0, layout.blocks));
-        cache
+        PackedCache::of_layers(1, kv_heads, head_dim, capacity).pop().expect("one was asked for")
     }
 
     /// Memory of a cache: whole blocks and panels.

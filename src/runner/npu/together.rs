@@ -92,6 +92,8 @@ impl NpuRunner {
         }
         for lane in &mut self.lanes[1..count] {
             if lane.kv.capacity() < positions {
+                // The old one goes before the new one comes.
+                lane.kv = KvCache::new(&self.config, 0, self.host.pool());
                 lane.kv = KvCache::new(&self.config, positions, self.host.pool());
             }
         }
