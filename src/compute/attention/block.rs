@@ -20,11 +20,8 @@ use crate::compute::{
 
 /// Positions of a block; part of the arithmetic, since each block rescales what came before.
 pub(super) const KV_BLOCK: usize = 128;
-/// Tokens of a task, with all heads of a group. Long sequences take larger ones: there are tasks enough.
+/// Tokens of a task, with all heads of a group.
 const Q_BLOCK: usize = 96;
-const LONG_Q_BLOCK: usize = 192;
-/// Tokens from which a sequence is long.
-const LONG: usize = 1024;
 /// Rows that go through scores, softmax and context while their scores are in the L1 cache.
 pub(super) const CHUNK: usize = 24;
 
@@ -71,7 +68,7 @@ impl Lanewise for Prefill<'_> {
     fn with<L: Lanes>(self, l: L) {
         let Attention { q, positions, out, first, seq, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
-        let block = if self.rows < LONG { Q_BLOCK } else { LONG_Q_BLOCK };
+        let block = Q_BLOCK;
         let split = Split { rows: self.rows, first, seq, block, heads, kv_heads, head_dim, causal };
         let layout = Layout::new(kv_heads, head_dim, seq);
         let scratch = Scratch::take(scratch::Layout::new(head_dim, group * block));
