@@ -68,10 +68,9 @@ impl Lanewise for Prefill<'_> {
     fn with<L: Lanes>(self, l: L) {
         let Attention { q, positions, out, first, seq, heads, kv_heads, head_dim, scale, causal, .. } = *self.kernel;
         let group = heads / kv_heads;
-        let block = Q_BLOCK;
-        let split = Split { rows: self.rows, first, seq, block, heads, kv_heads, head_dim, causal };
+        let split = Split { rows: self.rows, first, seq, block: Q_BLOCK, heads, kv_heads, head_dim, causal };
         let layout = Layout::new(kv_heads, head_dim, seq);
-        let scratch = Scratch::take(scratch::Layout::new(head_dim, group * block));
+        let scratch = Scratch::take(scratch::Layout::new(head_dim, group * Q_BLOCK));
         while let Some(piece) = split.piece(self.worker.claim()) {
             // SAFETY: the piece's tokens, the heads of its group and its kv head exist; the rows of these heads are written
             // by this task only.

@@ -42,31 +42,27 @@ pub(super) fn scratch_bytes(kernel: &Kernel, arithmetic: Arithmetic) -> usize {
 
 impl EmuDevice {
     fn src(&self, handle: BufferHandle) -> Src<bf16> {
-        let memory = self.memory(handle);
-        // SAFETY: 64-byte aligned, initialised, and alive as long as this device; kernels of a dispatch run under
-        // `&mut self`, so nobody else writes meanwhile, and `prepare` allows an output that is also an input only
-        // where the kernel does.
-        unsafe { Src::new(memory.content().cast(), self.buffers[handle.0].spec.len()) }
+        self.src_rows(handle, None)
     }
 
     fn dst<T: Copy>(&self, handle: BufferHandle) -> Dst<T> {
-        let memory = self.memory(handle);
-        // SAFETY: as `src`; buffers do not overlap, and `prepare` checked the dtype.
-        unsafe { Dst::new(memory.content().cast(), self.buffers[handle.0].spec.len()) }
+        self.dst_rows(handle, None)
     }
 
     /// All of a buffer, or these rows of it.
     fn src_rows(&self, handle: BufferHandle, rows: Option<Rows>) -> Src<bf16> {
-        let (first, len) = self.range(handle, rows);
-        // SAFETY: as `src`, and `range` lies within the buffer.
-        unsafe { Src::new(self.memory(handle).content().cast::<bf16>().add(first), len) }
+        let (memory, (first, len)) = (self.memory(handle), self.range(handle, rows));
+        // SAFETY: within a buffer that is 64-byte aligned, initialised, and alive as long as this device; kernels of a dispatch
+        // run under `&mut self`, so nobody else writes meanwhile, and `prepare` allows an output that is also an input only
+        // where the kernel does.
+        unsafe { Src::new(memory.content().cast::<bf16>().add(first), len) }
     }
 
     /// As [`EmuDevice::src_rows`].
     fn dst_rows<T: Copy>(&self, handle: BufferHandle, rows: Option<Rows>) -> Dst<T> {
-        let (first, len) = self.range(handle, rows);
-        // SAFETY: as `dst`, and `range` lies within the buffer.
-        unsafe { Dst::new(self.memory(handle).content().cast::<T>().add(first), len) }
+        let (memory, (first, len)) = (self.memory(handle), self.range(handle, rows));
+        // SAFETY: as `src_rows`; buffers do not overlap, and `prepare` checked the dtype.
+        unsafe { Dst::new(memory.content().cast::<T>().add(first), len) }
     }
 
     /// First element and number of elements of these rows.
@@ -89,7 +85,7 @@ impl EmuDevice {
     /// `len` elements of the scratch memory from byte `offset` on: to write, and to read afterwards.
     fn scratch<T: Copy>(&self, offset: usize, len: usize) -> (Dst<T>, Src<T>) {
         assert!(offset + len * size_of::<T>() <= self.scratch.bytes().len(), "prepare made the scratch long enough");
-        // SAFETY: within the memory, and aligned, for `offset` is a multiple of a cache line; as in `src`, the kernels of a
+        // SAFETY: within the memory, and aligned, for `offset` is a multiple of a cache line; as in `src_rows`, the kernels of a
         // dispatch run one after the other.
         unsafe {
             let start = self.scratch.content().add(offset).cast::<T>();
@@ -100,7 +96,7 @@ impl EmuDevice {
     /// Row `row` of a buffer of rows of `cols`.
     fn row(&self, handle: BufferHandle, row: usize, cols: usize) -> Src<bf16> {
         assert!((row + 1) * cols <= self.buffers[handle.0].spec.len(), "prepare checked the shape");
-        // SAFETY: as `src`, and the row lies within the buffer.
+        // SAFETY: as `src_rows`, and the row lies within the buffer.
         unsafe { Src::new(self.memory(handle).content().cast::<bf16>().add(row * cols), cols) }
     }
 
@@ -197,7 +193,7 @@ impl EmuDevice {
             unreachable!("asked for attention only")
         };
         let (a, isa) = (&launch.args, self.isa);
-        let (first, seq) = rows.map_or((0, seq), |rows| (rows.first, rows.first + rows.count));
+        let (first, seq) = rows.map_or((0, seq), |rows| (rows.first, rows.end()));
         // No query sees a position behind its own.
         let seen = rows.map(|rows| Rows { first: 0, count: seq, ..rows });
         let (to, positions) = self.scratch(0, PackPositions::len(kv_heads, head_dim, seq));
