@@ -234,8 +234,14 @@ fn what_cannot_be_cut_needs_every_row_of_what_it_reads() {
     if let Kernel::Attention { causal, .. } = &mut launch(&mut whole, "l01.attention").kernel {
         *causal = false;
     }
-    let mut unread = plain.clone();
-    unread.steps.retain(|step| step.name != "l01.mlp_add");
+    let without = |name: &str| {
+        let mut plan = plain.clone();
+        plan.steps.retain(|step| step.name != name);
+        plan
+    };
+    let unread = without("l01.mlp_add");
+    // Cache and attention each need the prompt's keys and values, whatever the other does.
+    let (not_kept, not_attended) = (without("l01.kv_append"), without("l01.attention"));
     for (plan, step, expected) in [
         (&plain, "l01.up_proj", Needed::Last),
         (&host, "l01.silu_mul", Needed::All),
@@ -249,6 +255,10 @@ fn what_cannot_be_cut_needs_every_row_of_what_it_reads() {
         (&whole, "l00.mlp_add", Needed::All),
         (&whole, "l01.o_proj", Needed::Last),
         (&unread, "l01.down_proj", Needed::All),
+        (&not_kept, "l01.v_proj", Needed::Prompt),
+        (&not_kept, "l01.k_rope", Needed::Prompt),
+        (&not_attended, "l01.v_proj", Needed::Prompt),
+        (&not_attended, "l01.k_rope", Needed::Prompt),
     ] {
         assert_eq!(needed(plan, step), expected, "{step}");
     }
