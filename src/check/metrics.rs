@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::quantile::Summary;
 use super::same_shape;
+use super::ulp::bf16_ulp;
 use crate::error::Result;
 
 /// Floor of the denominator of `max_rel`.
@@ -70,19 +71,23 @@ impl Metrics {
         Ok(metrics)
     }
 
-    /// The geometric mean over rows (positions) of each row's max|e|, which no single outlying row moves far; NaN where a
-    /// row's is, 0 where a row has no error at all.
+    /// The geometric mean over rows (positions) of each row's max|e|, which no single outlying row moves far. A row counts with
+    /// half a bf16 step of its largest reference at least: less than that rounding decides, and no two instruction sets alike.
+    /// NaN where a row's is, 0 where all of a row is 0.
     ///
     /// Shapes: `[r, c]` both.
     ///
     /// Errors: [`crate::error::Error::Comparison`] for other shapes.
     pub fn typical_max_abs(device: ArrayView2<'_, f32>, reference: ArrayView2<'_, f32>) -> Result<f64> {
         same_shape("metrics", device.shape(), reference.shape())?;
+        let larger = |max: f64, e: f64| if e.is_nan() || e > max { e } else { max };
         let rows = device.outer_iter().zip(reference.outer_iter());
         let logs: Vec<f64> = rows
             .map(|(d, r)| {
                 let errors = d.iter().zip(r).map(|(&d, &r)| (f64::from(d) - f64::from(r)).abs());
-                errors.fold(0.0, |max: f64, e| if e.is_nan() || e > max { e } else { max }).ln()
+                let largest = r.iter().map(|&r| f64::from(r).abs()).fold(0.0, f64::max);
+                let half_step = if largest > 0.0 { bf16_ulp(largest) / 2.0 } else { 0.0 };
+                errors.fold(half_step, larger).ln()
             })
             .collect();
         Ok(Summary::of(&logs).mean.exp())
@@ -253,6 +258,18 @@ mod tests {
         assert!((even - 0.5).abs() < 1e-12 && outlier < 0.5 * 1.33, "{even} {outlier}");
         device[[7, 0]] = f32::NAN;
         assert!(Metrics::typical_max_abs(device.view(), reference.view()).unwrap().is_nan());
+    }
+
+    #[test]
+    fn a_typical_max_abs_is_no_smaller_than_what_rounding_decides() {
+        // Half a step of 300 is 1, of 5 it is 2^-6.
+        for (error, rows) in [(0.01, [1.0, 2f64.powi(-6)]), (0.5, [1.0, 0.5]), (3.0, [3.0, 3.0])] {
+            let reference = arr2(&[[300.0, 1.0, -5.0], [0.0, 1.0, -5.0]]);
+            let device = reference.mapv(|x: f32| x + error);
+            let found = Metrics::typical_max_abs(device.view(), reference.view()).unwrap();
+            let [a, b] = rows;
+            assert!((found / (a * b).sqrt() - 1.0).abs() < 1e-5, "{error}: {found}, expected rows of {rows:?}");
+        }
     }
 
     #[test]

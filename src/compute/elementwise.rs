@@ -10,13 +10,10 @@ use super::{
     exp::exp2,
     lanes::{LANES, Lanes, Lanewise},
     npu2,
-    pool::{Kernel, Worker},
+    pool::{ALONE, Kernel, Worker, stretch},
     rounding::narrow,
     view::{Dst, Src},
 };
-
-/// Elements of a task: a few microseconds of work.
-const TASK: usize = 8192;
 
 /// `out = silu(gate) * up`, with `silu(x) = x / (1 + e^-x)`.
 ///
@@ -183,7 +180,8 @@ impl<F: Function> Lanewise for Share<'_, F> {
     fn with<L: Lanes>(self, l: L) {
         let (len, period) = (self.y.len(), self.b.len());
         // A task is whole rows, or a piece of the one row there is.
-        let task = if len == period { TASK } else { TASK.div_ceil(period.max(1)) * period };
+        let task = stretch(len);
+        let task = if len == period { task } else { task.div_ceil(period.max(1)) * period };
         loop {
             let first = self.worker.claim() * task;
             if first >= len {
@@ -209,7 +207,7 @@ unsafe impl<const NPU2: bool> Kernel for SiluMul<NPU2> {
     }
 
     fn alone(&self) -> bool {
-        self.out.len() <= TASK
+        self.out.len() <= ALONE
     }
 }
 
@@ -221,7 +219,7 @@ unsafe impl<const NPU2: bool> Kernel for Add<NPU2> {
     }
 
     fn alone(&self) -> bool {
-        self.out.len() <= TASK
+        self.out.len() <= ALONE
     }
 }
 
@@ -233,7 +231,7 @@ unsafe impl<const NPU2: bool> Kernel for BiasAdd<NPU2> {
     }
 
     fn alone(&self) -> bool {
-        self.y.len() <= TASK
+        self.y.len() <= ALONE
     }
 }
 
@@ -244,7 +242,7 @@ unsafe impl<const NPU2: bool> Kernel for GeluTanh<NPU2> {
     }
 
     fn alone(&self) -> bool {
-        self.y.len() <= TASK
+        self.y.len() <= ALONE
     }
 }
 

@@ -7,8 +7,8 @@ use half::bf16;
 use super::{
     Isa,
     lanes::{LANES, Lanes},
-    norm::{NormRow, Share, TASK},
-    pool::{Kernel, Worker},
+    norm::{NormRow, Share},
+    pool::{ALONE, Kernel, Worker},
     rounding::narrow,
     view::{Dst, Src},
 };
@@ -40,7 +40,7 @@ unsafe impl<const NPU2: bool> Kernel for LayerNorm<NPU2> {
     }
 
     fn alone(&self) -> bool {
-        self.y.len() <= TASK
+        self.y.len() <= ALONE
     }
 }
 

@@ -9,12 +9,9 @@ use super::{
     Isa,
     lanes::{LANES, Lanes, Lanewise},
     npu2,
-    pool::{Kernel, Worker},
+    pool::{ALONE, Kernel, Worker, stretch},
     view::{Dst, Src},
 };
-
-/// Elements of a task.
-pub(super) const TASK: usize = 8192;
 
 /// `y = x * rstd * weight`, `rstd = 1 / sqrt(mean(x^2) + eps)`.
 ///
@@ -41,7 +38,7 @@ unsafe impl<const NPU2: bool> Kernel for RmsNorm<NPU2> {
     }
 
     fn alone(&self) -> bool {
-        self.y.len() <= TASK
+        self.y.len() <= ALONE
     }
 }
 
@@ -99,7 +96,7 @@ impl<R: NormRow> Lanewise for Share<'_, R> {
     fn with<L: Lanes>(self, l: L) {
         let Share { x, weight, y, cols, row: norm, worker } = self;
         let rows = x.len() / cols.max(1);
-        let step = TASK.div_ceil(cols.max(1));
+        let step = stretch(y.len()).div_ceil(cols.max(1));
         loop {
             let first = worker.claim() * step;
             if first >= rows {

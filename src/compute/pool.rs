@@ -60,6 +60,15 @@ pub unsafe trait Kernel: Sync {
     }
 }
 
+/// Elements that one thread passes over sooner than another one is awake.
+pub(super) const ALONE: usize = 8192;
+
+/// Elements of a task of a kernel that passes over `len`: enough to hide taking it, and of many a long stretch, which the CPU
+/// sees coming.
+pub(super) fn stretch(len: usize) -> usize {
+    (len / 64).clamp(ALONE, 65536).next_multiple_of(64)
+}
+
 /// A fixed set of workers; the calling thread is one of them. Dropping the pool ends and joins the others.
 pub struct Pool {
     shared: Arc<Shared>,

@@ -9,13 +9,10 @@ use half::bf16;
 use super::{
     Isa,
     lanes::{LANES, Lanes, Lanewise},
-    pool::{Kernel, Worker},
+    pool::{ALONE, Kernel, Worker, stretch},
     rounding::narrow,
     view::{Dst, Src},
 };
-
-/// Elements of a task.
-const TASK: usize = 8192;
 
 /// With h = head_dim / 2: `y[i] = x[i] cos[i] - x[i+h] sin[i]`, `y[i+h] = x[i+h] cos[i] + x[i] sin[i]`, i < h; f32
 /// inside, one rounding, which is toward minus infinity on the NPU2.
@@ -43,7 +40,7 @@ unsafe impl<const NPU2: bool> Kernel for Rope<NPU2> {
     }
 
     fn alone(&self) -> bool {
-        self.y.len() <= TASK
+        self.y.len() <= ALONE
     }
 }
 
@@ -74,7 +71,7 @@ impl<const NPU2: bool> Lanewise for Share<'_, NPU2> {
     fn with<L: Lanes>(self, l: L) {
         let Share { x, lut, y, head_dim, worker } = self;
         let rows = x.len() / head_dim;
-        let step = TASK.div_ceil(head_dim);
+        let step = stretch(y.len()).div_ceil(head_dim);
         loop {
             let first = worker.claim() * step;
             if first >= rows {

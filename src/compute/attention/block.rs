@@ -3,14 +3,15 @@
 //! May not know threads: which rows a task takes never shows in its results.
 #![allow(clippy::needless_range_loop, reason = "adapters that are not inlined cost a factor of nine")]
 
+use std::ops::Range;
+
 use half::bf16;
 
-use super::border::{Contexts, Scores};
+use super::border::{Contexts, Probabilities, Scores, probability};
 use super::positions::{Layout, VALUE_PANEL};
 use super::scratch::{self, Scratch};
 use super::{Attention, DecodeAttention, Sight, Split};
 use crate::compute::{
-    exp::exp2,
     lanes::{LANES, Lanes, Lanewise},
     pack::PANEL,
     pool::Worker,
@@ -133,32 +134,78 @@ impl Lanewise for Decode<'_> {
     }
 }
 
+impl Task {
+    /// Of the scores, for softmax as a power of two.
+    #[inline(always)]
+    fn factor(&self) -> f32 {
+        self.scale * std::f32::consts::LOG2_E
+    }
+
+    /// Positions that any row sees.
+    #[inline(always)]
+    fn end(&self) -> usize {
+        self.sight.of(self.rows - 1)
+    }
+
+    #[inline(always)]
+    fn block(&self, index: usize) -> Block {
+        let start = index * KV_BLOCK;
+        let panels = self.positions.start.wrapping_add(self.positions.layout.block(0, index));
+        Block { start, len: KV_BLOCK.min(self.end() - start), panels }
+    }
+}
+
+struct Block {
+    start: usize,
+    len: usize,
+    /// Its keys, and behind them its values.
+    panels: *const u32,
+}
+
+impl Block {
+    /// Positions of the block that a row with `seen` positions sees.
+    #[inline(always)]
+    fn seen(&self, seen: usize) -> usize {
+        (seen - self.start).min(self.len)
+    }
+}
+
+/// Rows of a band that go through scores, softmax and context together.
+#[derive(Clone, Copy)]
+struct Chunk {
+    band: usize,
+    row: usize,
+    count: usize,
+    /// Of its first row in the scratch.
+    state: usize,
+}
+
 /// # Safety
 /// The task's pointers are valid for what it says, and nobody else writes its rows of `out`; the scratch is laid out
 /// for its head_dim and at least its rows. `ASK` is what its products ask the caches for.
 #[inline(always)]
 unsafe fn attend<L: Lanes, const ASK: u8>(l: L, task: &Task, scratch: &Scratch) {
-    let rows = task.bands * task.rows;
-    scratch.reset(rows);
-    let end = task.sight.of(task.rows - 1);
-    for start in (0..end).step_by(KV_BLOCK) {
-        if ASK == NOTHING && start + KV_BLOCK < end {
-            ask_for_block(l, &task.positions, start / KV_BLOCK + 1);
+    scratch.reset(task.bands * task.rows);
+    let blocks = task.end().div_ceil(KV_BLOCK);
+    for index in 0..blocks {
+        if ASK == NOTHING && index + 1 < blocks {
+            ask_for_block(l, &task.positions, index + 1);
         }
-        let block = Block {
-            start,
-            len: KV_BLOCK.min(end - start),
-            panels: task.positions.start.wrapping_add(task.positions.layout.block(0, start / KV_BLOCK)),
-        };
+        let block = task.block(index);
         for band in 0..task.bands {
-            let first = task.sight.first_to_see(start, 0, task.rows);
+            let first = task.sight.first_to_see(block.start, 0, task.rows);
             for row in (first..task.rows).step_by(CHUNK) {
-                let count = CHUNK.min(task.rows - row);
-                // SAFETY: rows `row..row + count` of the band exist, and all see position `start`.
+                let chunk = Chunk { band, row, count: CHUNK.min(task.rows - row), state: band * task.rows + row };
+                // SAFETY: these rows exist, and all see the block's first position.
                 unsafe {
-                    scores::<L, ASK>(l, task, scratch, &block, band, row, count);
-                    softmax(l, task, scratch, &block, band, row, count);
-                    contexts::<L, ASK>(l, task, scratch, &block, band, row, count);
+                    if index > 0 && block.seen(task.sight.of(row)) == KV_BLOCK {
+                        probabilities_at_once::<L, ASK>(l, task, scratch, &block, chunk);
+                    } else {
+                        scores::<L, ASK>(l, task, scratch, &block, chunk);
+                        probabilities(l, task, scratch, &block, chunk);
+                    }
+                    add_up::<L, ASK>(l, task, scratch, &block, chunk);
+                    contexts::<L, ASK>(l, task, scratch, &block, chunk);
                 }
             }
         }
@@ -181,98 +228,133 @@ fn ask_for_block<L: Lanes>(l: L, positions: &Positions, block: usize) {
     }
 }
 
-struct Block {
-    start: usize,
-    len: usize,
-    /// Its keys, and behind them its values.
-    panels: *const u32,
-}
-
-impl Block {
-    /// Positions of the block that a row with `seen` positions sees.
-    #[inline(always)]
-    fn seen(&self, seen: usize) -> usize {
-        (seen - self.start).min(self.len)
-    }
-}
-
 /// `scores[r][p] = q[r] · k[p]`, for the panels that a row sees any position of.
 #[inline(always)]
-unsafe fn scores<L: Lanes, const ASK: u8>(
-    l: L,
-    task: &Task,
-    scratch: &Scratch,
-    block: &Block,
-    band: usize,
-    row: usize,
-    count: usize,
-) {
+unsafe fn scores<L: Lanes, const ASK: u8>(l: L, task: &Task, scratch: &Scratch, block: &Block, chunk: Chunk) {
     let layout = task.positions.layout;
+    let Chunk { band, row, count, .. } = chunk;
     for p in 0..block.len.div_ceil(PANEL) {
         let first = task.sight.first_to_see(block.start + p * PANEL, row, row + count);
         // SAFETY: the caller's: these rows exist, and the panel is packed.
         unsafe {
             let at = band * task.band_stride + first * task.row_stride;
             let rows = Rows { first: task.q.add(at), stride: task.row_stride };
-            let scores = scratch.scores().add((first - row) * KV_BLOCK + p * PANEL);
-            let border = Scores { scores };
+            let border = Scores { scores: scratch.scores().add((first - row) * KV_BLOCK + p * PANEL) };
             let panel = block.panels.add(p * layout.key_panel());
             multiply_panel::<L, ASK>(l, rows, row + count - first, panel, PANEL, layout.head_dim, &border);
         }
     }
 }
 
-/// Turns scores into probabilities relative to the running maximum, and updates maximum, sum and rescaling factor.
+/// Turns scores into probabilities, relative to the row's largest score of its first block. A later block raises that only
+/// when its sum passes [`LIMIT`] ([`raise`]): bf16 and f32 are as exact at 2^16 as at 1, and probabilities that need
+/// not wait for their block's maximum can be made where the scores are ([`probabilities_at_once`]).
 #[inline(always)]
-unsafe fn softmax<L: Lanes>(
+unsafe fn probabilities<L: Lanes>(l: L, task: &Task, scratch: &Scratch, block: &Block, chunk: Chunk) {
+    // First all maxima, then all exponentials: within a row one waits for the other, between rows nothing does.
+    if block.start == 0 {
+        for base in (0..chunk.count).step_by(LANES) {
+            // SAFETY: the rows have scores; their state and the scratch's arrays are padded by a vector. Lanes behind them are other
+            // rows', which have their first block yet to come.
+            unsafe {
+                for i in 0..LANES.min(chunk.count - base) {
+                    let seen = block.seen(task.sight.of(chunk.row + base + i));
+                    let top = top_of_row(l, scratch.scores().add((base + i) * KV_BLOCK), seen);
+                    l.store(scratch.partial().add(i * LANES), top);
+                }
+                // A NaN that `max` drops comes back with its own exponential below.
+                l.store(scratch.maximum().add(chunk.state + base), l.largest_of_each(scratch.partial()));
+            }
+        }
+    }
+    for i in 0..chunk.count {
+        // SAFETY: the row has scores, probabilities and a sum.
+        unsafe {
+            let (seen, top) = (block.seen(task.sight.of(chunk.row + i)), *scratch.maximum().add(chunk.state + i));
+            let (scores, to) = (scratch.scores().add(i * KV_BLOCK), scratch.probabilities().add(i * KV_BLOCK));
+            let sum = exponentials(l, scores, to, seen, task.factor(), top);
+            l.store(scratch.partial().add(i * LANES), sum);
+        }
+    }
+}
+
+/// [`scores`] and [`probabilities`] of a later block that all rows see all of: scores stay in registers, since the store of a
+/// vector takes up to two products' time beside them.
+#[inline(always)]
+unsafe fn probabilities_at_once<L: Lanes, const ASK: u8>(
     l: L,
     task: &Task,
     scratch: &Scratch,
     block: &Block,
-    band: usize,
-    row: usize,
-    count: usize,
+    chunk: Chunk,
 ) {
-    // Of a power of two, which is what softmax is made of.
-    let factor = task.scale * std::f32::consts::LOG2_E;
-    // First all maxima, then all exponentials: within a row one waits for the other, between rows nothing does.
-    for base in (0..count).step_by(LANES) {
-        let rows = LANES.min(count - base);
-        // SAFETY: rows `base..base + rows` of the chunk have scores; the state of the rows and the scratch's arrays are padded by
-        // a vector. Lanes behind them are other rows': their maxima and sums stay, but for a maximum that is NaN, and then their
-        // sums are NaN already.
+    let layout = task.positions.layout;
+    for p in 0..KV_BLOCK / PANEL {
+        // SAFETY: the caller's: these rows exist and have maxima, and the panel is packed.
         unsafe {
-            for i in 0..rows {
-                let seen = block.seen(task.sight.of(row + base + i));
-                let top = top_of_row(l, scratch.scores().add((base + i) * KV_BLOCK), seen);
-                l.store(scratch.partial().add(i * LANES), top);
-            }
-            let top = l.keep_first(l.largest_of_each(scratch.partial()), rows, f32::NEG_INFINITY);
-            let state = band * task.rows + row + base;
-            let running = l.load(scratch.maximum().add(state));
-            // A NaN that `max` drops comes back with its own exponential below.
-            let new = l.max(running, top);
-            l.store(scratch.maximum().add(state), new);
-            let shift = l.mul(l.sub(running, new), l.splat(factor));
-            l.store(scratch.rescale().add(base), exp2(l, shift));
+            let at = chunk.band * task.band_stride + chunk.row * task.row_stride;
+            let rows = Rows { first: task.q.add(at), stride: task.row_stride };
+            let border = Probabilities {
+                maxima: scratch.maximum().add(chunk.state),
+                factor: task.factor(),
+                probabilities: scratch.probabilities().add(p * PANEL),
+                sums: scratch.partial(),
+                first: p == 0,
+            };
+            let panel = block.panels.add(p * layout.key_panel());
+            multiply_panel::<L, ASK>(l, rows, chunk.count, panel, PANEL, layout.head_dim, &border);
         }
     }
-    for base in (0..count).step_by(LANES) {
-        let rows = LANES.min(count - base);
-        // SAFETY: as above; the rows have probabilities, too.
+}
+
+/// The largest sum of a block's probabilities that lets a row's maximum be. Far below what f32 holds even times large values,
+/// and far above what most rows reach: the scores of a row that passes it are computed again.
+const LIMIT: f32 = 65536.0;
+
+/// Adds the sums of a block to those of the rows, which are raised where they are too large.
+#[inline(always)]
+unsafe fn add_up<L: Lanes, const ASK: u8>(l: L, task: &Task, scratch: &Scratch, block: &Block, chunk: Chunk) {
+    for base in (0..chunk.count).step_by(LANES) {
+        let mut sums = [0.0; LANES];
+        // SAFETY: the rows have sums, padded to LANES rows, and totals.
         unsafe {
-            for i in 0..rows {
-                let seen = block.seen(task.sight.of(row + base + i));
-                let scores = scratch.scores().add((base + i) * KV_BLOCK);
-                let to = scratch.probabilities().add((base + i) * KV_BLOCK);
-                let top = *scratch.maximum().add(band * task.rows + row + base + i);
-                l.store(scratch.partial().add(i * LANES), exponentials(l, scores, to, seen, factor, top));
+            l.store(sums.as_mut_ptr(), l.sum_of_each(scratch.partial().add(base * LANES)));
+            for (i, &sum) in (base..chunk.count).zip(&sums) {
+                // Not of a NaN, which stays one.
+                let sum = if sum > LIMIT { raise::<L, ASK>(l, task, scratch, block, chunk, i) } else { sum };
+                *scratch.total().add(chunk.state + i) += sum;
             }
-            let sums = l.keep_first(l.sum_of_each(scratch.partial()), rows, 0.0);
-            let rescale = l.keep_first(l.load(scratch.rescale().add(base)), rows, 1.0);
-            let total = scratch.total().add(band * task.rows + row + base);
-            l.store(total, l.add(l.mul(l.load(total), rescale), sums));
         }
+    }
+}
+
+/// Makes row `i` of the chunk relative to the largest score of this block, with all it has so far; gives the new sum of this
+/// block's probabilities.
+#[inline(always)]
+unsafe fn raise<L: Lanes, const ASK: u8>(
+    l: L,
+    task: &Task,
+    scratch: &Scratch,
+    block: &Block,
+    chunk: Chunk,
+    i: usize,
+) -> f32 {
+    let to = scratch.probabilities().wrapping_add(i * KV_BLOCK);
+    let chunk = Chunk { row: chunk.row + i, count: 1, state: chunk.state + i, ..chunk };
+    // SAFETY: the caller's; the row has a state, and the chunk's scores are not needed any more.
+    unsafe {
+        scores::<L, ASK>(l, task, scratch, block, chunk);
+        let (seen, factor) = (block.seen(task.sight.of(chunk.row)), task.factor());
+        let (maximum, total) = (scratch.maximum().add(chunk.state), scratch.total().add(chunk.state));
+        let top = l.largest(top_of_row(l, scratch.scores(), seen));
+        let rescale = probability(l, l.splat(*maximum), top, factor);
+        *maximum = top;
+        *total *= l.largest(rescale);
+        for at in (0..scratch.context_stride()).step_by(LANES) {
+            let context = scratch.context(chunk.state).add(at);
+            l.store(context, l.mul(l.load(context), rescale));
+        }
+        l.sum(exponentials(l, scratch.scores(), to, seen, factor, top))
     }
 }
 
@@ -317,7 +399,7 @@ unsafe fn exponentials<L: Lanes>(l: L, scores: *const f32, to: *mut bf16, seen: 
             for v in 0..VECS {
                 let mut p = l.splat(0.0);
                 if v * LANES < seen {
-                    p = l.keep_first(probability(l, scores.add(v * LANES), factor, top), seen - v * LANES, 0.0);
+                    p = l.keep_first(probability(l, l.load(scores.add(v * LANES)), top, factor), seen - v * LANES, 0.0);
                 }
                 sum = l.add(sum, p);
                 l.store_bf16(to.add(v * LANES), p);
@@ -326,7 +408,7 @@ unsafe fn exponentials<L: Lanes>(l: L, scores: *const f32, to: *mut bf16, seen: 
         }
         let mut s = [l.splat(0.0); VECS];
         for v in 0..VECS {
-            s[v] = probability(l, scores.add(v * LANES), factor, top);
+            s[v] = probability(l, l.load(scores.add(v * LANES)), top, factor);
         }
         let mut sum = s[0];
         l.store_bf16(to, s[0]);
@@ -338,63 +420,42 @@ unsafe fn exponentials<L: Lanes>(l: L, scores: *const f32, to: *mut bf16, seen: 
     }
 }
 
-/// `2^(factor * (score - top))`.
-///
-/// # Safety
-/// `scores` is valid for reads of LANES elements.
+/// `context[r] += probabilities[r] · v`.
 #[inline(always)]
-unsafe fn probability<L: Lanes>(l: L, scores: *const f32, factor: f32, top: f32) -> L::F {
-    // The difference first: of large numbers, `factor * score - factor * top` is far from 0 at the top itself.
-    // SAFETY: the caller's.
-    exp2(l, l.mul(l.sub(unsafe { l.load(scores) }, l.splat(top)), l.splat(factor)))
-}
-
-/// `context[r] = rescale[r] * context[r] + probabilities[r] · v`.
-#[inline(always)]
-unsafe fn contexts<L: Lanes, const ASK: u8>(
-    l: L,
-    task: &Task,
-    scratch: &Scratch,
-    block: &Block,
-    band: usize,
-    row: usize,
-    count: usize,
-) {
+unsafe fn contexts<L: Lanes, const ASK: u8>(l: L, task: &Task, scratch: &Scratch, block: &Block, chunk: Chunk) {
     // No row of the chunk sees more than the last; what the others do not see has probability 0, and so has what stands beside
     // an odd last one.
-    let seen = block.seen(task.sight.of(row + count - 1));
+    let seen = block.seen(task.sight.of(chunk.row + chunk.count - 1));
     let read = seen.next_multiple_of(2).min(task.positions.count - block.start);
-    let partial = block.seen(task.sight.of(row)) < read;
+    let partial = block.seen(task.sight.of(chunk.row)) < read;
     let layout = task.positions.layout;
     let values = block.panels.wrapping_add(layout.keys_len());
     // SAFETY: there is a flag for each block.
     let finite = task.positions.finite.is_none_or(|finite| unsafe { *finite.add(block.start / KV_BLOCK) } != 0);
     if partial && !finite {
         // 0 * NaN is NaN: each row gets its own copy of the values, zero where it does not see them.
-        for i in 0..count {
-            let seen = block.seen(task.sight.of(row + i));
+        for i in 0..chunk.count {
+            let seen = block.seen(task.sight.of(chunk.row + i));
             // SAFETY: the caller's.
             unsafe {
                 keep_seen(l, scratch.spare(), values, seen, layout.head_dim);
-                product::<L, ASK>(l, task, scratch, band * task.rows + row, i, 1, seen, scratch.spare());
+                product::<L, ASK>(l, task, scratch, chunk, i..i + 1, seen, scratch.spare());
             }
         }
     } else {
         // SAFETY: the caller's.
-        unsafe { product::<L, ASK>(l, task, scratch, band * task.rows + row, 0, count, seen, values) };
+        unsafe { product::<L, ASK>(l, task, scratch, chunk, 0..chunk.count, seen, values) };
     }
 }
 
-/// The product for rows `i..i + count` of the chunk that starts at row `base` of the scratch, over `seen` positions.
+/// The product for some rows of the chunk, over `seen` positions.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one call site's loop body, twice")]
 unsafe fn product<L: Lanes, const ASK: u8>(
     l: L,
     task: &Task,
     scratch: &Scratch,
-    base: usize,
-    i: usize,
-    count: usize,
+    chunk: Chunk,
+    of: Range<usize>,
     seen: usize,
     values: *const u32,
 ) {
@@ -402,14 +463,11 @@ unsafe fn product<L: Lanes, const ASK: u8>(
         // SAFETY: the caller's: the rows exist in the scratch, the panels are packed. Positions come in pairs: what stands beside an
         // odd last one has probability 0, and its value is 0 or, as `contexts` sees to it, finite.
         unsafe {
-            let rows = Rows { first: scratch.probabilities().add(i * KV_BLOCK), stride: KV_BLOCK };
+            let rows = Rows { first: scratch.probabilities().add(of.start * KV_BLOCK), stride: KV_BLOCK };
+            let contexts = scratch.context(chunk.state + of.start).add(p * PANEL);
+            let border = Contexts { contexts, stride: scratch.context_stride() };
             let panel = values.add(p * VALUE_PANEL);
-            let border = Contexts {
-                contexts: scratch.context(base + i).add(p * PANEL),
-                stride: scratch.context_stride(),
-                rescale: scratch.rescale().add(i),
-            };
-            multiply_panel::<L, ASK>(l, rows, count, panel, PANEL, seen.next_multiple_of(2), &border);
+            multiply_panel::<L, ASK>(l, rows, of.len(), panel, PANEL, seen.next_multiple_of(2), &border);
         }
     }
 }

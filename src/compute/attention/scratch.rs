@@ -39,7 +39,6 @@ pub(super) struct Scratch {
     spare: *mut u32,
     scores: *mut f32,
     probabilities: *mut bf16,
-    rescale: *mut f32,
     partial: *mut f32,
     maximum: *mut f32,
     total: *mut f32,
@@ -49,12 +48,11 @@ pub(super) struct Scratch {
 impl Scratch {
     /// This thread's memory, laid out anew.
     pub(super) fn take(layout: Layout) -> Scratch {
-        let [spare, scores, probabilities, rescale, partial, maximum, total, contexts] = scratch::take([
+        let [spare, scores, probabilities, partial, maximum, total, contexts] = scratch::take([
             layout.value_panels * VALUE_PANEL,
             CHUNK * KV_BLOCK,
             CHUNK * KV_BLOCK / 2,
-            CHUNK.next_multiple_of(LANES),
-            LANES * LANES,
+            CHUNK.next_multiple_of(LANES) * LANES,
             layout.rows,
             layout.rows,
             layout.rows * layout.context_stride,
@@ -64,7 +62,6 @@ impl Scratch {
             spare,
             scores: scores.cast(),
             probabilities: probabilities.cast(),
-            rescale: rescale.cast(),
             partial: partial.cast(),
             maximum: maximum.cast(),
             total: total.cast(),
@@ -104,13 +101,7 @@ impl Scratch {
         self.probabilities
     }
 
-    /// Factors of a chunk's earlier contexts.
-    #[inline(always)]
-    pub(super) fn rescale(&self) -> *mut f32 {
-        self.rescale
-    }
-
-    /// Maxima or sums of up to LANES rows, lane by lane: [LANES, LANES].
+    /// Maxima or sums of the rows of a chunk, lane by lane: [CHUNK, LANES], padded to LANES rows.
     #[inline(always)]
     pub(super) fn partial(&self) -> *mut f32 {
         self.partial

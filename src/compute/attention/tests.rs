@@ -127,9 +127,9 @@ fn matches_f64_is_the_same_for_any_threads_and_equals_decode(#[case] rows: usize
 #[rstest]
 fn masked_nan_and_infinity_leave_no_trace(
     #[values(bf16::NAN, bf16::INFINITY, bf16::NEG_INFINITY)] poison: bf16,
-    #[values(1, 20, 63, 64, 100, 127, 128, 129)] clean: usize,
+    #[values(1, 20, 63, 64, 100, 127, 128, 129, 255, 256, 257, 280)] clean: usize,
 ) {
-    let (rows, dims) = (200, (4, 2, 34));
+    let (rows, dims) = (300, (4, 2, 34));
     let inputs = Inputs::new(rows, dims, 3);
     let mut poisoned = Inputs::new(rows, dims, 3);
     let (wide, narrow) = (dims.0 * dims.2, dims.1 * dims.2);
@@ -146,8 +146,11 @@ fn masked_nan_and_infinity_leave_no_trace(
 }
 
 #[rstest]
-fn a_seen_nan_is_never_hidden(#[values(0, 5, 64, 127, 128, 130)] position: usize, #[values(0, 1, 2)] part: usize) {
-    let (rows, dims) = (135, (2, 1, 32));
+fn a_seen_nan_is_never_hidden(
+    #[values(0, 5, 64, 127, 128, 130, 200, 256, 270)] position: usize,
+    #[values(0, 1, 2)] part: usize,
+) {
+    let (rows, dims) = (275, (2, 1, 32));
     let mut inputs = Inputs::new(rows, dims, 4);
     let (wide, narrow) = (64, 32);
     match part {
@@ -233,16 +236,73 @@ fn large_scores_do_not_overflow(#[values(0, 8, 14, 15, 16, 20, 30, 58)] power: i
     }
 }
 
+/// Inputs whose scores grow from block to block by about these powers of two, for the queries that `grows` chooses.
+fn growing(powers: [f32; 3], grows: impl Fn(usize) -> bool) -> Inputs {
+    let mut inputs = Inputs::new(300, (4, 2, 8), 13);
+    // One dimension makes the scores: of the queries 1 or 0, of the keys the power of their block.
+    let of_power = std::f32::consts::LN_2 / inputs.scale;
+    for (at, q) in inputs.q.chunks_mut(8).enumerate() {
+        q[0] = bf16::from_f32(if grows(at / 4) { 1.0 } else { 0.0 });
+    }
+    for (at, k) in inputs.k.chunks_mut(8).enumerate() {
+        k[0] = bf16::from_f32(powers[at / 2 / 128] * of_power);
+    }
+    inputs
+}
+
+/// Probabilities are relative to a maximum that a later block may pass, by little, by much, and by more than f32 holds.
+#[rstest]
+fn scores_may_grow_from_block_to_block(
+    #[values([0.0, 3.0, 10.0], [0.0, 14.0, 29.0], [0.0, 40.0, 90.0], [-900.0, 0.0, 5.0], [0.0, 250.0, 900.0], [20.0, 0.0, 60.0])]
+    powers: [f32; 3],
+    #[values(true, false)] causal: bool,
+) {
+    let inputs = growing(powers, |row| row % 5 < 2);
+    let expected = inputs.expected(causal);
+    for isa in isas() {
+        let mut first: Option<Vec<u16>> = None;
+        for threads in THREADS {
+            let call = Call { pool: &Pool::new(threads), isa };
+            let out = inputs.attend(call, causal);
+            let name = format!("{isa}, {powers:?}, causal {causal}, {threads} threads");
+            assert_context(&name, &out, &expected);
+            assert_eq!(*first.get_or_insert_with(|| bits(&out)), bits(&out), "{name}");
+            for row in if causal { vec![127, 128, 130, 255, 256, 257, 280, 299] } else { vec![299] } {
+                let decoded = inputs.decode(call, row);
+                assert_eq!(bits(&decoded), bits(&out[row * 32..][..32]), "{name}: decode of row {row}");
+            }
+        }
+    }
+}
+
+/// A row that starts over at a new maximum does not reach the rows beside it.
+#[test]
+fn rows_that_grow_leave_the_others_alone() {
+    let [still, some] = [false, true].map(|grow| growing([0.0, 90.0, 900.0], |row| grow && row % 3 == 0));
+    for isa in isas() {
+        let call = Call { pool: &Pool::new(2), isa };
+        let (still, some) = (still.attend(call, true), some.attend(call, true));
+        let mut differ = 0;
+        for (row, (a, b)) in still.chunks(32).zip(some.chunks(32)).enumerate() {
+            match row % 3 {
+                0 => differ += usize::from(bits(a) != bits(b)),
+                _ => assert_eq!(bits(a), bits(b), "{isa}: row {row}"),
+            }
+        }
+        assert!(differ > 50, "{isa}: {differ} rows grew");
+    }
+}
+
 /// What a row's state holds does not reach the rows beside it, which a vector's padding touches.
 #[rstest]
 fn a_row_that_is_not_finite_leaves_its_neighbours_alone(
     #[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] value: f32,
-    #[values(0, 15, 16, 23, 24, 100, 129)] row: usize,
+    #[values(0, 15, 16, 23, 24, 100, 129, 255, 290)] row: usize,
 ) {
     let dims = (4, 2, 32);
     let wide = dims.0 * dims.2;
-    let sound = Inputs::new(130, dims, 9);
-    let mut inputs = Inputs::new(130, dims, 9);
+    let sound = Inputs::new(300, dims, 9);
+    let mut inputs = Inputs::new(300, dims, 9);
     inputs.q[row * wide..(row + 1) * wide].fill(bf16::from_f32(value));
     for isa in isas() {
         let call = Call { pool: &Pool::new(2), isa };

@@ -422,6 +422,12 @@ impl Lanes for Avx512Bf16 {
     }
 
     #[inline(always)]
+    unsafe fn store_bf16_wide(self, p: *mut bf16, low: __m512, high: __m512) {
+        // SAFETY: the caller's, and `self` proves the instruction; `__m512bh` is 64 bytes of bf16.
+        unsafe { p.cast::<__m512bh>().write_unaligned(_mm512_cvtne2ps_pbh(high, low)) }
+    }
+
+    #[inline(always)]
     unsafe fn store_bf16_pairs(self, p: *mut bf16, even: __m512, odd: __m512) {
         // SAFETY: the caller's, and `self` proves the instructions; `__m512bh` and `__m512i` are 64 bytes without invalid values.
         unsafe {

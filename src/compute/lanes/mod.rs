@@ -143,6 +143,19 @@ pub(super) trait Lanes: Copy + Send + Sync {
         unsafe { self.store_pairs(p.cast(), self.round_nearest(even), self.round_nearest(odd)) }
     }
 
+    /// Rounds 32 numbers as [`Lanes::store_bf16`] does, `high` behind `low`.
+    ///
+    /// # Safety
+    /// `p` is valid for writes of 32 bf16.
+    #[inline(always)]
+    unsafe fn store_bf16_wide(self, p: *mut bf16, low: Self::F, high: Self::F) {
+        // SAFETY: the caller's.
+        unsafe {
+            self.store_bf16(p, low);
+            self.store_bf16(p.add(LANES), high);
+        }
+    }
+
     /// Lane i: [`Lanes::sum`] of the sixteen f32 from `rows + 16 * i` on.
     ///
     /// # Safety

@@ -27,12 +27,12 @@ impl Lanewise for Unary<'_> {
 }
 
 #[test]
-fn exp2_is_within_3e_6() {
+fn exp2_is_within_9e_5() {
     let x: Vec<f32> = (0..1 << 16).map(|i| -125.0 + i as f32 * (252.0 / 65536.0)).collect();
     for isa in isas() {
         for (x, y) in x.iter().zip(isa.dispatch(Unary(&x, false))) {
             let exact = f64::from(*x).exp2();
-            assert!((f64::from(y) / exact - 1.0).abs() <= 3e-6, "{isa}: 2^{x} = {y}");
+            assert!((f64::from(y) / exact - 1.0).abs() <= 9e-5, "{isa}: 2^{x} = {y}");
         }
     }
 }
