@@ -72,8 +72,8 @@ impl Metrics {
     }
 
     /// The geometric mean over rows (positions) of each row's max|e|, which no single outlying row moves far. A row counts with
-    /// half a bf16 step of its largest reference at least: less than that rounding decides, and no two instruction sets alike.
-    /// NaN where a row's is, 0 where all of a row is 0.
+    /// half a bf16 step of its largest reference at least: less than that rounding decides, and no two instruction sets alike
+    /// (means and cosines show it). NaN where a row's is or a reference is infinite, 0 where all of a row is 0.
     ///
     /// Shapes: `[r, c]` both.
     ///

@@ -6,7 +6,7 @@ use super::lanes::Lanes;
 
 /// `2^x`: within 9e-5 of its value for -125 < x < 127, exactly 1 for 0; below that at most 1e-37 (0 or
 /// not, as the instruction set has it), infinity from 128 on, NaN for NaN.
-/// What it is for is rounded to bf16, which keeps 2e-3; a power more would cost 1 to 2 % of attention.
+/// What it makes is rounded to bf16, which keeps 2e-3, alone or in a sum; a power more would cost 1 to 2 % of attention.
 #[inline(always)]
 pub(super) fn exp2<L: Lanes>(l: L, x: L::F) -> L::F {
     let (n, r) = l.whole_and_fraction(x);

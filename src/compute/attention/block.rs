@@ -19,7 +19,7 @@ use crate::compute::{
     tile::{NOTHING, PANEL_AHEAD, Rows, multiply_panel},
 };
 
-/// Positions of a block; part of the arithmetic, since each block rescales what came before.
+/// Positions of a block; part of the arithmetic, since rows start over at blocks.
 pub(super) const KV_BLOCK: usize = 128;
 /// Tokens of a task, with all heads of a group.
 const Q_BLOCK: usize = 96;
@@ -307,8 +307,8 @@ unsafe fn probabilities_at_once<L: Lanes, const ASK: u8>(
     }
 }
 
-/// The largest sum of a block's probabilities that lets a row's maximum be. Far below what f32 holds even times large values,
-/// and far above what most rows reach: the scores of a row that passes it are computed again.
+/// The largest sum of a block's probabilities that lets a row's maximum be: the scores of a row that passes it are computed
+/// again. Contexts of values up to 2^100 stay finite with 2^10 blocks of it.
 const LIMIT: f32 = 65536.0;
 
 /// Adds the sums of a block to those of the rows, which are raised where they are too large.

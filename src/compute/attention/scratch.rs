@@ -69,16 +69,13 @@ impl Scratch {
         }
     }
 
-    /// Empties the softmax state of the first `rows` rows.
+    /// Empties sums and contexts of the first `rows` rows.
     #[inline(always)]
     pub(super) fn reset(&self, rows: usize) {
         assert!(rows + LANES <= self.layout.rows, "state of {rows} rows, padded by a vector");
         // SAFETY: the parts hold `layout.rows` rows.
         unsafe {
-            for row in 0..rows {
-                self.maximum.add(row).write(f32::NEG_INFINITY);
-                self.total.add(row).write(0.0);
-            }
+            self.total.write_bytes(0, rows);
             self.contexts.write_bytes(0, rows * self.layout.context_stride);
         }
     }
@@ -107,7 +104,7 @@ impl Scratch {
         self.partial
     }
 
-    /// Running maxima of the rows.
+    /// The scores that the rows' probabilities are relative to, once their first block has come.
     #[inline(always)]
     pub(super) fn maximum(&self) -> *mut f32 {
         self.maximum
@@ -139,7 +136,7 @@ impl Scratch {
     pub(super) unsafe fn write_row<L: Lanes>(&self, l: L, row: usize, out: *mut bf16, head_dim: usize) {
         // SAFETY: row `row` has a sum and a context padded to whole vectors; `out` is cut at `head_dim`.
         unsafe {
-            // A sum is at least the 1 of the largest score.
+            // A sum is at least the 1 of the score that it is relative to.
             let inverse = l.reciprocal(l.splat(*self.total.add(row)));
             for i in (0..head_dim).step_by(LANES) {
                 let value = l.mul(l.load(self.context(row).add(i)), inverse);

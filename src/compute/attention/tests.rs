@@ -256,20 +256,63 @@ fn scores_may_grow_from_block_to_block(
     #[values([0.0, 3.0, 10.0], [0.0, 14.0, 29.0], [0.0, 40.0, 90.0], [-900.0, 0.0, 5.0], [0.0, 250.0, 900.0], [20.0, 0.0, 60.0])]
     powers: [f32; 3],
     #[values(true, false)] causal: bool,
+    #[values(0, 100)] values: i32,
 ) {
-    let inputs = growing(powers, |row| row % 5 < 2);
+    let mut inputs = growing(powers, |row| row % 5 < 2);
     let expected = inputs.expected(causal);
+    // Values come back times a power of two, unless a context overflows on the way.
+    let times = |x: &mut bf16, power| *x = bf16::from_f32(x.to_f32() * 2f32.powi(power));
+    inputs.v.iter_mut().for_each(|v| times(v, values));
     for isa in isas() {
         let mut first: Option<Vec<u16>> = None;
         for threads in THREADS {
             let call = Call { pool: &Pool::new(threads), isa };
             let out = inputs.attend(call, causal);
-            let name = format!("{isa}, {powers:?}, causal {causal}, {threads} threads");
-            assert_context(&name, &out, &expected);
+            let name = format!("{isa}, {powers:?}, causal {causal}, values of 2^{values}, {threads} threads");
+            let mut of_order_one = out.clone();
+            of_order_one.iter_mut().for_each(|x| times(x, -values));
+            assert_context(&name, &of_order_one, &expected);
             assert_eq!(*first.get_or_insert_with(|| bits(&out)), bits(&out), "{name}");
             for row in if causal { vec![127, 128, 130, 255, 256, 257, 280, 299] } else { vec![299] } {
                 let decoded = inputs.decode(call, row);
                 assert_eq!(bits(&decoded), bits(&out[row * 32..][..32]), "{name}: decode of row {row}");
+            }
+        }
+    }
+}
+
+/// Starting over at a new maximum neither lets in what is masked nor loses what is not finite.
+#[rstest]
+fn rows_that_grow_see_what_is_not_finite_from_its_position_on(
+    #[values(f32::NAN, f32::INFINITY, f32::NEG_INFINITY)] poison: f32,
+    #[values(0, 5, 129, 130, 200, 257, 290)] position: usize,
+    #[values("the key", "the value", "all behind it")] part: &str,
+) {
+    let sound = growing([0.0, 90.0, 900.0], |_| true);
+    let mut inputs = growing([0.0, 90.0, 900.0], |_| true);
+    let (rows, poison) = (position * 16..(position + 1) * 16, bf16::from_f32(poison));
+    match part {
+        // Not the dimension that makes the scores: whatever the sign, the key's score is not finite.
+        "the key" => inputs.k[rows].chunks_mut(8).for_each(|k| k[1] = poison),
+        "the value" => inputs.v[rows].fill(poison),
+        _ => {
+            inputs.k[rows.start..].fill(poison);
+            inputs.v[rows.start..].fill(poison);
+        }
+    }
+    for isa in isas() {
+        let call = Call { pool: &Pool::new(2), isa };
+        let (good, bad) = (sound.attend(call, true), inputs.attend(call, true));
+        for (row, (good, bad)) in good.chunks(32).zip(bad.chunks(32)).enumerate() {
+            let name = format!("{isa}: row {row}, {poison} in {part} of {position}");
+            if row < position {
+                assert_eq!(bits(good), bits(bad), "{name}");
+            } else if part != "the key" || poison.is_nan() {
+                assert!(bad.iter().all(|x| !x.is_finite()), "{name}: {bad:?}");
+            } else if row == position {
+                // A score of -infinity is none; one of +infinity leaves nothing else.
+                let heads = bad.chunks(8).filter(|head| head.iter().all(|x| x.is_nan())).count();
+                assert!(heads > 0 || bits(bad) != bits(good), "{name}: no trace");
             }
         }
     }

@@ -29,7 +29,7 @@ const CASES: [Case; 3] = [
 ];
 
 #[rstest]
-fn kernels_match_f64(#[values(1, 15, 16, 33, 576, 20_001)] len: usize) {
+fn kernels_match_f64(#[values(1, 15, 16, 33, 576, 20_001, 700_003)] len: usize) {
     let (x, y) = (noise(len, 1), noise(len, 2));
     for (name, call, formula) in CASES {
         let expected: Vec<_> = x.iter().zip(&y).map(|(x, y)| formula(x.to_f64(), y.to_f64())).collect();
@@ -38,7 +38,8 @@ fn kernels_match_f64(#[values(1, 15, 16, 33, 576, 20_001)] len: usize) {
             for threads in THREADS {
                 let mut out = vec![bf16::NAN; len];
                 call(Call { pool: &Pool::new(threads), isa }, &x, &y, &mut out);
-                assert_close(&format!("{name} {isa}"), &out, &expected, BF16, 1e-30);
+                // Near the middle between two bf16 the exponential's 9e-5 decide.
+                assert_close(&format!("{name} {isa}"), &out, &expected, BF16 + 9e-5, 1e-30);
                 assert_eq!(*first.get_or_insert_with(|| bits(&out)), bits(&out), "{name} {isa}: {threads} threads");
             }
         }
@@ -64,7 +65,7 @@ fn every_finite_bf16_through_silu_and_gelu() {
 #[test]
 fn bias_add_matches_f64_and_starts_over_at_every_row() {
     let pool = Pool::new(3);
-    for (rows, cols) in [(1, 1), (1, 20_000), (3, 17), (40, 576), (70, 192)] {
+    for (rows, cols) in [(1, 1), (1, 20_000), (3, 17), (40, 576), (70, 192), (1300, 577)] {
         let (x, bias) = (noise(rows * cols, 1), noise(cols, 2));
         let expected: Vec<_> = x.iter().enumerate().map(|(i, x)| x.to_f64() + bias[i % cols].to_f64()).collect();
         for isa in isas() {
