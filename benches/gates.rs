@@ -15,6 +15,7 @@ use phasegate::{
     harness::{Arguments, Case, Suite},
     model::{self, Checkpoint},
     phase::{Outline, Subject, phase3},
+    runner::RunnerOptions,
     settings,
 };
 
@@ -62,6 +63,8 @@ fn table() -> Result<()> {
     let subject = Subject::open(MODEL, None)?;
     let dir = subject.checkpoint.dir().to_owned();
     row("opening the checkpoint", "ms", 1e3, None, || Checkpoint::open(&dir).map(drop))?;
+    let options = RunnerOptions::for_prompts([16], 32, subject.config.max_position_embeddings);
+    row("setup: weights read and packed", "s", 1.0, None, || subject.runner("emu", &options).map(drop))?;
     let binary = Path::new(env!("CARGO_BIN_EXE_phasegate"));
     // Only what `verify` alone takes from here on counts as its memory: these are its first processes.
     row("verify, 2 prompts", "s", 1.0, Some(0.8), || run(binary, &["verify", MODEL, "--max-prompts", "2"]))?;

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench model` prints a table: medians of five rounds, all measurements of a round taken in turn, so that
 //! what else the machine does falls on all of them alike. `cargo bench --bench model -- --serve` answers one request a
-//! line on stdin (`prefill 512`, `decode 128 16`, `products`, `stream`, `weights`) with its figure and the CPU time it took: that is how
+//! line on stdin (`prefill 512`, `decode 128 16`, `products`, `stream`, `weights`, `cache 128`) with its figure and the CPU time it took: that is how
 //! `fixtures/hf/bench.py` interleaves it with Hugging Face. `MODEL=name` chooses the fixture.
 
 use std::collections::BTreeMap;
@@ -98,6 +98,7 @@ impl Machine {
                 // One pass takes milliseconds: whatever else the machine does in them would pass for a limit.
                 Some("stream") => (0..3).map(|_| ceiling.stream()).fold(0.0, f64::max),
                 Some("weights") => weights(&self.runner),
+                Some("cache") => cache(&self.runner, number(1)),
                 _ => break,
             };
             println!("{answer} {}", cpu_seconds() - before);

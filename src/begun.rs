@@ -43,11 +43,24 @@ impl Drop for Entry {
 ///
 /// Errors: [`Error::Io`].
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
-    let (entry, mut file) = Entry::of(|| temporary(dir), |file| file.path()).map_err(Error::io(dir))?;
-    file.write_all(bytes).map_err(Error::io(path))?;
-    entry.end(|| file.persist(path)).map_err(|e| Error::io(path)(e.error))?;
+    write_together(&[(path, bytes)])
+}
+
+/// [`write_atomically`] of files that belong together: none is renamed before all are written.
+///
+/// Errors: [`Error::Io`].
+pub fn write_together(files: &[(&Path, &[u8])]) -> Result<()> {
+    let mut written = vec![];
+    for &(path, bytes) in files {
+        let dir = path.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
+        let (entry, mut file) = Entry::of(|| temporary(dir), |file| file.path()).map_err(Error::io(dir))?;
+        file.write_all(bytes).map_err(Error::io(path))?;
+        written.push((entry, file, path));
+    }
+    for (entry, file, path) in written {
+        entry.end(|| file.persist(path)).map_err(|e| Error::io(path)(e.error))?;
+    }
     Ok(())
 }
 

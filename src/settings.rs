@@ -30,6 +30,9 @@ pub const SEALED: &str = "sealed";
 pub const EXPLAIN_SECONDS: &str = "PHASEGATE_EXPLAIN_SECONDS";
 pub const BUNDLE: &str = "PHASEGATE_BUNDLE";
 
+/// The longest time that can be asked for: a day.
+pub const MOST_SECONDS: u64 = 86400;
+
 /// All of them.
 pub const VARIABLES: &[Variable] = &[
     Variable { name: DEVICES, what: "devices the test cases are multiplied by, comma separated (default emu)" },
@@ -55,6 +58,19 @@ pub const VARIABLES: &[Variable] = &[
 /// A variable's value; unset and empty are the same.
 fn get(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|v| !v.trim().is_empty())
+}
+
+/// That every variable can be read: one that cannot would pass for unset.
+///
+/// Errors: [`Error::Usage`] for one that is not UTF-8.
+pub fn check() -> Result<()> {
+    for Variable { name, .. } in VARIABLES {
+        if let Err(std::env::VarError::NotUnicode(found)) = std::env::var(name) {
+            let (what, found) = ((*name).into(), found.to_string_lossy().into_owned());
+            return Err(Error::Usage { what, found, expected: "UTF-8".into() });
+        }
+    }
+    Ok(())
 }
 
 /// A comma-separated list; empty when unset.
@@ -94,11 +110,11 @@ pub fn sealed_only() -> bool {
 /// Errors: [`Error::Usage`] for anything but a number of seconds above zero.
 pub fn npu_timeout() -> Result<Duration> {
     let Some(v) = get(NPU_TIMEOUT) else { return Ok(Duration::from_secs(10)) };
-    let seconds = v.trim().parse().ok().filter(|s: &f64| *s > 0.0 && *s <= 86400.0);
+    let seconds = v.trim().parse().ok().filter(|s: &f64| *s > 0.0 && *s <= MOST_SECONDS as f64);
     seconds.map(Duration::from_secs_f64).ok_or_else(|| Error::Usage {
         what: NPU_TIMEOUT.into(),
         found: v,
-        expected: "seconds, above 0 and at most 86400".into(),
+        expected: format!("seconds, above 0 and at most {MOST_SECONDS}"),
     })
 }
 
@@ -142,11 +158,14 @@ pub fn threads() -> Result<usize> {
 pub fn explain_budget() -> Result<Duration> {
     match get(EXPLAIN_SECONDS) {
         None => Ok(Duration::from_secs(30)),
-        Some(v) => v.trim().parse().map(Duration::from_secs).map_err(|_| Error::Usage {
-            what: EXPLAIN_SECONDS.into(),
-            found: v,
-            expected: "a whole number of seconds".into(),
-        }),
+        Some(v) => {
+            let seconds = v.trim().parse().ok().filter(|&seconds: &u64| seconds <= MOST_SECONDS);
+            seconds.map(Duration::from_secs).ok_or_else(|| Error::Usage {
+                what: EXPLAIN_SECONDS.into(),
+                found: v,
+                expected: format!("a whole number of seconds, at most {MOST_SECONDS}"),
+            })
+        }
     }
 }
 

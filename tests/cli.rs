@@ -2,7 +2,9 @@
 
 mod binary;
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
@@ -31,6 +33,12 @@ fn refuses(command: &mut Command, code: i32, message: &str) {
 }
 
 type Damage = fn(&Path);
+
+/// Half of a copy of the HF cache: the link without what it leads to.
+fn dangle(path: &Path) {
+    let _ = fs::remove_file(path);
+    std::os::unix::fs::symlink("nowhere", path).unwrap();
+}
 
 fn header(dir: &Path, change: impl Fn(String) -> String) {
     let path = dir.join("model.safetensors");
@@ -64,6 +72,7 @@ fn rewrite(path: &Path, from: &str, to: &str) {
 #[case::other_size("tiny_llama", |d: &Path| rewrite(&d.join("config.json"), "\"intermediate_size\": 384", "\"intermediate_size\": 385"), "gate_proj")]
 #[case::other_architecture("tiny_llama", |d: &Path| rewrite(&d.join("config.json"), "LlamaForCausalLM", "MixtralForCausalLM"), "MixtralForCausalLM")]
 #[case::missing_tokenizer("tiny_llama", |d: &Path| fs::remove_file(d.join("tokenizer.json")).unwrap(), "tokenizer.json")]
+#[case::tokenizer_folder("tiny_llama", |d: &Path| { fs::remove_file(d.join("tokenizer.json")).unwrap(); fs::create_dir(d.join("tokenizer.json")).unwrap() }, "tokenizer.json: found a folder, expected a file")]
 #[case::garbage_tokenizer("tiny_llama", |d: &Path| fs::write(d.join("tokenizer.json"), "{}").unwrap(), "tokenizer.json")]
 fn a_damaged_checkpoint_is_one_clear_line(#[case] model: &str, #[case] damage: Damage, #[case] message: &str) {
     let project = project(model);
@@ -71,6 +80,23 @@ fn a_damaged_checkpoint_is_one_clear_line(#[case] model: &str, #[case] damage: D
     damage(&dir);
     refuses(phasegate().args(["inspect", dir.to_str().unwrap()]), 1, message);
     refuses(phasegate().args(["verify", model]).env("PHASEGATE_ROOT", project.path()), 1, message);
+}
+
+/// What a checkpoint need not have is no less of a finding when it is there and cannot be read.
+#[rstest]
+#[case(|d: &Path| dangle(&d.join("generation_config.json")), "generation_config.json: found a link to no file")]
+#[case(|d: &Path| dangle(&d.join("chat_template.jinja")), "chat_template.jinja: found a link to no file")]
+#[case(|d: &Path| dangle(&d.join("tokenizer_config.json")), "tokenizer_config.json: found a link to no file")]
+#[case(|d: &Path| fs::write(d.join("tokenizer_config.json"), "[]").unwrap(), "tokenizer_config.json: found an array, expected an object")]
+#[case(|d: &Path| fs::write(d.join("generation_config.json"), "7").unwrap(), "generation_config.json: found a single value, expected an object")]
+fn side_files_are_read_or_refused(#[case] damage: Damage, #[case] message: &str) {
+    let project = project("tiny_llama");
+    let dir = checkpoint(project.path(), "tiny_llama");
+    damage(&dir);
+    refuses(phasegate().arg("inspect").arg(&dir), 1, message);
+    // Its capture's hashes may be what speaks first.
+    refuses(phasegate().args(["verify", "tiny_llama"]).env("PHASEGATE_ROOT", project.path()), 1, "_");
+    refuses(phasegate().args(["run"]).arg(&dir).args(["--chat", "--n-tokens", "2"]), 1, message);
 }
 
 #[rstest]
@@ -124,6 +150,14 @@ fn an_empty_prompt_file_fails_phase_0() {
 #[case::no_prompts(&["verify", "tiny_llama", "--max-prompts", "0"], 64, "prompts")]
 #[case::beside_nothing(&["verify", "tiny_llama", "--beside", "gpu"], 64, "unknown device \"gpu\"")]
 #[case::empty_prompt(&["run", "tiny_mistral", "--prompt", ""], 64, "prompt")]
+#[case::unknown_timed_prompt(&["optimise", "tiny_llama", "--prompt-id", "nope"], 64, "\"nope\"")]
+#[case::no_layers_of_this_prompt(&["diagnosis", "tiny_llama", "--prompt-id", "base_01"], 64, "unknown prompt with layer outputs \"base_01\"; known: ")]
+#[case::endless_prompt(&["profile", "tiny_llama", "--prompt-tokens", "99999999999"], 64, "99999999999 + 20 positions")]
+#[case::record_of_a_workaround(&["optimise", "tiny_llama", "--host", "attention", "--record"], 64, "record: found \"host (attention)\"")]
+#[case::record_of_a_tuning(&["verify-full", "tiny_llama", "--optimise-decode", "none", "--record"], 64, "record: found \"optimise_decode (none)\"")]
+#[case::record_of_a_padding(&["diagnosis", "tiny_llama", "--pad-gqa", "8", "--record"], 64, "record: found \"pad_gqa")]
+#[case::reports_in_a_file(&["verify", "tiny_llama", "--max-prompts", "1", "--report-dir", "README.md"], 74, "README.md: found a file, expected a folder")]
+#[case::reports_nowhere(&["verify", "tiny_llama", "--max-prompts", "1", "--report-dir", "/proc/nowhere"], 74, "/proc/nowhere: ")]
 #[case::not_a_checkpoint(&["inspect", "src"], 1, "config.json")]
 fn wrong_arguments_are_one_clear_line(#[case] args: &[&str], #[case] code: i32, #[case] message: &str) {
     refuses(phasegate().args(args), code, message);
@@ -152,7 +186,9 @@ fn two_arithmetics_stand_beside_each_other(#[case] options: &[&str], #[case] tit
 #[case("PHASEGATE_THREADS", "0", 64)]
 #[case("PHASEGATE_ROOT", "/nope", 64)]
 #[case("PHASEGATE_THREADS", "many", 64)]
-fn wrong_variables_are_one_clear_line(#[case] name: &str, #[case] value: &str, #[case] code: i32) {
+#[case("PHASEGATE_NPU_TIMEOUT", OsStr::from_bytes(b"\xff"), 64)]
+#[case("PHASEGATE_REQUIRE", OsStr::from_bytes(b"npu\xff"), 64)]
+fn wrong_variables_are_one_clear_line(#[case] name: &str, #[case] value: impl AsRef<OsStr>, #[case] code: i32) {
     refuses(phasegate().args(["run", "tiny_llama"]).env(name, value), code, name);
 }
 
@@ -211,6 +247,72 @@ fn a_full_disk_behind_stdout_is_said(#[case] args: &[&str]) {
     assert!(output.status.code() == Some(74) && said.starts_with("error: stdout: No space left"), "{output:?}");
 }
 
+/// Processes that write the same report at once: each comes to its verdict, and what stands there at the end is whole.
+#[test]
+fn the_same_report_from_several_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let diagnose = || {
+        for _ in 0..6 {
+            phasegate().args(["diagnosis", "tiny_llama", "--report-dir"]).arg(dir.path()).assert().success();
+        }
+    };
+    std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(diagnose))));
+    for report in ["diagnosis-tiny_llama-emu.json", "previous/diagnosis-tiny_llama-emu.json"] {
+        let text = fs::read_to_string(dir.path().join(report)).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(report["verdict"]["outcome"], "pass");
+    }
+}
+
+/// A report that cannot be written leaves the one that stands there.
+#[test]
+fn a_report_that_cannot_be_written_leaves_the_last_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let verify = || {
+        let mut command = phasegate();
+        command.args(["verify", "tiny_llama", "--max-prompts", "1", "--report-dir"]).arg(dir.path());
+        command.assert()
+    };
+    verify().success();
+    let kept =
+        || ["json", "md"].map(|kind| fs::read(dir.path().join(format!("verify-tiny_llama-emu.{kind}"))).unwrap());
+    let before = kept();
+    // Where the previous report goes there is a file: the folder cannot be made.
+    fs::write(dir.path().join("previous"), "").unwrap();
+    verify().code(74).stderr(contains("previous"));
+    assert_eq!(kept(), before);
+}
+
+/// A checkpoint of nobody's capture can be timed.
+#[test]
+fn profile_needs_no_capture() {
+    let dir = tempfile::tempdir().unwrap();
+    copy(&root().join("fixtures/tiny_llama/checkpoint"), &dir.path().join("mine"));
+    let profile = ["profile", "--n-tokens", "3", "--report-dir"];
+    phasegate().args(profile).arg(dir.path()).arg(dir.path().join("mine")).assert().success();
+}
+
+/// Whatever a deployment is tuned to, it says so and gives the same text.
+#[test]
+fn a_tuned_run_says_what_default_runs_say() {
+    let run = |options: &[&str]| {
+        let out = phasegate().args(["run", "tiny_llama", "--n-tokens", "6", "--json"]).args(options).assert().success();
+        let report: serde_json::Value = serde_json::from_slice(&out.get_output().stdout).unwrap();
+        let fact = |name: &str| {
+            let facts = report["facts"].as_array().unwrap();
+            facts.iter().find(|fact| fact[0] == name).map(|fact| fact[1].clone())
+        };
+        (fact("ids"), fact("optimise_decode"), fact("bytes_written").and_then(|n| n.as_u64()).unwrap())
+    };
+    let (ids, tuned, written) = run(&[]);
+    assert_eq!(tuned, None);
+    let (merged, tuned, _) = run(&["--optimise-decode", "static_weights,intermediate_reuse,launch_merging"]);
+    assert_eq!((merged, tuned.unwrap()), (ids.clone(), "static_weights,intermediate_reuse,launch_merging".into()));
+    let (plain, tuned, more) = run(&["--optimise-prefill", "none", "--optimise-decode", "none"]);
+    assert_eq!((plain, tuned.unwrap()), (ids, "none".into()));
+    assert!(more > 100 * written, "{more} bytes, {written} by default");
+}
+
 /// Reports are as readable as any file that this user makes.
 #[cfg(unix)]
 #[test]
@@ -229,6 +331,8 @@ fn a_report_has_the_mode_of_a_plain_file() {
 fn wrong_options_exit_with_64_and_help_with_0() {
     phasegate().args(["verify", "--no-such-option"]).assert().code(64);
     phasegate().assert().code(64);
+    let unknown = contains("found \"fusion\", expected none, or of static_weights, intermediate_reuse, buffer_sharing");
+    phasegate().args(["run", "--optimise-decode", "fusion"]).assert().code(64).stderr(unknown);
     phasegate().arg("--help").assert().code(0).stdout(contains("PHASEGATE_ISA"));
 }
 
@@ -239,6 +343,20 @@ fn run_continues_with_paris_and_says_how_fast() {
         .assert()
         .success()
         .stdout(contains("The capital of France is Paris").and(contains("TTFT")).and(contains("TPS")));
+}
+
+/// A turn that is too long, or no text, is refused by itself; the exit code tells.
+#[test]
+fn a_conversation_goes_on_without_a_turn_that_cannot_be_answered() {
+    let two_replies = predicate::function(|text: &str| text.matches("TTFT").count() == 2);
+    let lines = [b"Hello\n".as_slice(), &b"long ".repeat(3000), b"\n\xff\xfe\nAgain\n"].concat();
+    phasegate()
+        .args(["chat", "--n-tokens", "4"])
+        .write_stdin(lines)
+        .assert()
+        .code(64)
+        .stdout(two_replies)
+        .stderr(contains("error: turn: found ").and(contains("error: turn on stdin: found")));
 }
 
 #[test]
@@ -419,10 +537,15 @@ fn a_padding_that_drops_heads_is_a_usage_error() {
     refuses(phasegate().args(["run", "tiny_llama", "--pad-gqa", "3"]), 64, "at least 4");
 }
 
-#[test]
-fn a_closed_pipe_is_no_error() {
+/// Nobody reads on, but what the command came to is its exit code all the same.
+#[rstest]
+#[case(&["inspect", "tiny_llama"], 0)]
+#[case(&["verify", "tiny_llama", "--max-prompts", "1", "--runner", "cat"], 1)]
+#[case(&["verify", "tiny_llama", "--max-prompts", "1", "--runner", "cat", "--json"], 1)]
+#[case(&["bisect", "tiny_llama", "--fault", "residual_dropped", "--layer", "2", "--budget", "0"], 1)]
+fn a_closed_pipe_is_no_error(#[case] args: &[&str], #[case] code: i32) {
     let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("phasegate"))
-        .args(["inspect", "tiny_llama"])
+        .args(args)
         .current_dir(root())
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::piped())
@@ -430,5 +553,5 @@ fn a_closed_pipe_is_no_error() {
         .unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert!(output.status.code() == Some(code) && output.stderr.is_empty(), "{output:?}");
 }

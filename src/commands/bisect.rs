@@ -21,7 +21,7 @@ pub(super) struct BisectArgs {
     #[command(flatten)]
     report: ReportArgs,
     /// Time for fitting the catalogue of faults (default: PHASEGATE_EXPLAIN_SECONDS)
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=settings::MOST_SECONDS))]
     budget: Option<u64>,
     #[command(flatten)]
     planted: PlantedArgs,

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 
-use super::ModelArgs;
 use super::generate::{Generation, INTERRUPTED, SamplingArgs, check_tokens, generate};
+use super::{ModelArgs, TuningArgs};
 use crate::error::{Error, Result};
 use crate::model::chat_template::Message;
 use crate::phase::Subject;
@@ -33,6 +33,8 @@ Examples:
 pub(super) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tuning: TuningArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Say this and end; without it, turns are read from stdin
@@ -69,17 +71,29 @@ pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
         Ok(())
     };
     prompt()?;
-    for line in std::io::stdin().lock().lines() {
-        let line = line?;
-        match line.trim() {
-            "" => {}
-            "/exit" => break,
-            "/clear" => chat.turns.clear(),
-            _ => chat.turn(line)?,
+    let mut refused = 0u8;
+    for line in std::io::stdin().lock().split(b'\n') {
+        let line = String::from_utf8(line.map_err(Error::io("stdin"))?);
+        match line.as_deref().map(str::trim) {
+            Ok("") => {}
+            Ok("/exit") => break,
+            Ok("/clear") => chat.turns.clear(),
+            // The conversation goes on without a turn that cannot be answered.
+            _ => match line.map_err(|_| not_text()).map_err(Into::into).and_then(|line| chat.turn(line)) {
+                Err(error) if matches!(error.downcast_ref(), Some(Error::Usage { .. })) => {
+                    eprintln!("error: {error}");
+                    refused = super::USAGE;
+                }
+                answered => answered?,
+            },
         }
         prompt()?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(refused))
+}
+
+fn not_text() -> Error {
+    Error::Usage { what: "turn on stdin".into(), found: "bytes that are no text".into(), expected: "UTF-8".into() }
 }
 
 /// A conversation so far.
@@ -141,5 +155,6 @@ fn conversation_runner(subject: &Subject, args: &ChatArgs) -> anyhow::Result<Npu
     let lengths = (4..=max.ilog2()).map(|power| 1 << power).chain([max]);
     let mut options = RunnerOptions::for_prompts(lengths, args.n_tokens, max);
     options.plan = args.model.plan();
+    [options.prefill, options.decode] = args.tuning.halves();
     Ok(subject.runner(&args.model.label(), &options)?)
 }

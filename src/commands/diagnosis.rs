@@ -6,9 +6,10 @@ use clap::Args;
 
 use super::engine::{EngineArgs, Started};
 use super::refused::Gate;
-use super::{ModelArgs, RecordArgs};
+use super::{ModelArgs, RecordArgs, TuningArgs};
 use crate::check::Verdict;
 use crate::check::layers::{self, Layer};
+use crate::error::Error;
 use crate::phase::{Bench, Run, Subject, added, explain, external, phase2, phase3, progress};
 use crate::report::{Cell, Plot, Report, Table, provenance};
 use crate::settings;
@@ -21,6 +22,8 @@ use crate::settings;
 pub(super) struct DiagnosisArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tuning: TuningArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -37,13 +40,17 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
 
 fn diagnose(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
+    args.report.plain(args.model.plan().facts().into_iter().chain(args.tuning.facts()))?;
     let outline = subject.outline()?;
+    if let Some(name) = args.prompt_id.clone().filter(|id| !outline.lens.contains(id)) {
+        return Err(Error::Unknown { kind: "prompt with layer outputs", name, known: outline.lens.join(", ") }.into());
+    }
     let prompt = match args.prompt_id.clone().or_else(|| outline.lens.first().cloned()) {
         Some(prompt) => prompt,
         None => anyhow::bail!("the capture of {} holds no layer outputs", subject.name),
     };
     let (bench, identified) =
-        match args.engine.start("diagnosis", &args.model, &subject, std::slice::from_ref(&prompt))? {
+        match args.engine.start("diagnosis", &args.model, args.tuning, &subject, std::slice::from_ref(&prompt))? {
             Started::Ready(bench, identified) => (bench, identified),
             Started::Broken(report) => return Ok(args.report.publish(&report, |_| ())?),
         };
@@ -113,7 +120,7 @@ fn diagnose(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     report.provenance = provenance::of(&subject)?;
     report.fact("composition", phase2::composition(&subject)?.to_string());
-    for (option, value) in args.model.plan().facts() {
+    for (option, value) in args.model.plan().facts().into_iter().chain(args.tuning.facts()) {
         report.fact(option, value);
     }
     if let Some(identified) = identified {

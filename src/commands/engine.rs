@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{Datapath, ModelArgs};
+use super::{Datapath, ModelArgs, TuningArgs};
 use crate::check::Verdict;
 use crate::device::Arithmetic;
 use crate::error::{Error, Result};
@@ -76,11 +76,13 @@ impl EngineArgs {
         &self,
         command: &str,
         model: &ModelArgs,
+        tuning: TuningArgs,
         subject: &Arc<Subject>,
         prompts: &[String],
     ) -> Result<Started> {
         let Some(external) = self.external(model, subject)? else {
-            let bench = Bench::new(subject.clone(), &model.label(), prompts, model.plan())?;
+            let [prefill, decode] = tuning.halves();
+            let bench = Bench::new(subject.clone(), &model.label(), prompts, model.plan())?.tuned(prefill, decode);
             return Ok(Started::Ready(Box::new(bench), None));
         };
         let (bench, hello) = match Bench::external(subject.clone(), &external, prompts) {

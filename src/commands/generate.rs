@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use super::ModelArgs;
+use super::{ModelArgs, TuningArgs};
 use crate::device::Counters;
 use crate::error::Error;
 use crate::phase::Subject;
@@ -151,10 +151,17 @@ pub(super) fn generate(
 /// A runner for one conversation of `prompt` tokens and up to `n_tokens` more.
 ///
 /// Errors: [`Error::Usage`] when that is more than the model has positions.
-pub(super) fn setup(subject: &Subject, model: &ModelArgs, prompt: usize, n_tokens: usize) -> anyhow::Result<NpuRunner> {
+pub(super) fn setup(
+    subject: &Subject,
+    model: &ModelArgs,
+    tuning: TuningArgs,
+    prompt: usize,
+    n_tokens: usize,
+) -> anyhow::Result<NpuRunner> {
     check_room(subject, prompt, n_tokens)?;
     let mut options = RunnerOptions::for_prompts([prompt], n_tokens, subject.config.max_position_embeddings);
     options.plan = model.plan();
+    [options.prefill, options.decode] = tuning.halves();
     Ok(subject.runner(&model.label(), &options)?)
 }
 

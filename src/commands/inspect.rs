@@ -139,7 +139,11 @@ fn tokenised(subject: &Subject) -> anyhow::Result<Vec<Tokenised>> {
     let mut found = vec![];
     for set in PromptSet::ALL {
         let file = set.file(&subject.root);
-        let template = if set == PromptSet::Chat { subject.template().ok() } else { None };
+        let template = match subject.template() {
+            _ if set != PromptSet::Chat => None,
+            Err(Error::Unavailable { .. }) => None,
+            template => Some(template?),
+        };
         if !file.is_file() || (set == PromptSet::Chat && template.is_none()) {
             continue;
         }

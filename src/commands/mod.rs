@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 pass, 1 fail or vacuous, 2 inconclusive, 3 not run, 4 disputed, 64 usage, 74 a file that cannot be read or written.
 
-/// `println!` for people who close the pipe early: that ends the command, quietly.
+/// `println!` for people who close the pipe early.
 macro_rules! say {
     ($($arg:tt)*) => {
         $crate::commands::say(format_args!($($arg)*))
@@ -34,6 +34,7 @@ mod verify;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
@@ -42,7 +43,8 @@ use crate::check::Outcome;
 use crate::device::Counters;
 use crate::error::{Error, Result};
 use crate::model::PromptSet;
-use crate::plan::{BiasLowering, PlanOptions};
+use crate::phase::optimise::Optimisation;
+use crate::plan::{BiasLowering, PlanOptions, Tuning};
 use crate::report::Report;
 use crate::settings;
 
@@ -164,6 +166,34 @@ impl ModelArgs {
     }
 }
 
+/// How the plans are carried out.
+#[derive(Args, Clone, Copy)]
+pub(crate) struct TuningArgs {
+    /// Steps of `optimise --phase 4` that prefill runs with; none: the unoptimised plan
+    #[arg(long, value_name = "STEPS", value_parser = Optimisation::tuning, default_value = DEPLOYED)]
+    optimise_prefill: Tuning,
+    /// Steps of `optimise --phase 5` that decode runs with; none: the unoptimised plan
+    #[arg(long, value_name = "STEPS", value_parser = Optimisation::tuning, default_value = DEPLOYED)]
+    optimise_decode: Tuning,
+}
+
+/// [`Tuning::default`] by name.
+const DEPLOYED: &str = "static_weights,intermediate_reuse";
+
+impl TuningArgs {
+    /// Prefill's and decode's.
+    fn halves(self) -> [Tuning; 2] {
+        [self.optimise_prefill, self.optimise_decode]
+    }
+
+    /// What differs from the default, for reports: option and value.
+    fn facts(self) -> Vec<(&'static str, String)> {
+        let named = ["optimise_prefill", "optimise_decode"].into_iter().zip(self.halves());
+        let other = named.filter(|(_, tuning)| *tuning != Tuning::default());
+        other.map(|(name, tuning)| (name, Optimisation::names(tuning))).collect()
+    }
+}
+
 /// Where findings go.
 #[derive(Args, Clone)]
 pub(crate) struct ReportArgs {
@@ -186,6 +216,18 @@ pub(crate) struct RecordArgs {
 }
 
 impl RecordArgs {
+    /// Refuses to record anything but the plain plan: the document's figures are those that the tests' cases have.
+    ///
+    /// Errors: [`Error::Usage`].
+    fn plain(&self, options: impl IntoIterator<Item = (&'static str, String)>) -> Result<()> {
+        let options: Vec<String> = options.into_iter().map(|(name, value)| format!("{name} ({value})")).collect();
+        if !self.record || options.is_empty() {
+            return Ok(());
+        }
+        let (what, found) = ("record".into(), options.join(", "));
+        Err(Error::Usage { what, found, expected: "the plain plan, which the tests' cases run".into() })
+    }
+
     /// As [`ReportArgs::publish`].
     fn publish(&self, report: &Report, people: impl FnOnce(&Report)) -> Result<ExitCode> {
         self.shown.publish(report, people)
@@ -265,6 +307,10 @@ impl From<PromptSet> for Prompts {
 
 /// Parses the command line, runs the command, and turns its answer into an exit code.
 pub fn main() -> ExitCode {
+    if let Err(error) = settings::check() {
+        eprintln!("error: {error}");
+        return ExitCode::from(USAGE);
+    }
     let parsed =
         Cli::command().try_get_matches().and_then(|m| Ok((Cli::from_arg_matches(&m)?, contradictions::find(&m))));
     let cli = match parsed {
@@ -352,12 +398,18 @@ fn environment_help() -> String {
     text
 }
 
-/// Prints a line; a closed pipe (`| head`) ends the process as if all had been said, any other failure says so.
+/// Prints a line. After a closed pipe (`| head`) nothing more is said, but the command goes on to its verdict: its exit code is
+/// that of any other call. Any other failure says so and ends the process.
 fn say(line: std::fmt::Arguments<'_>) {
     use std::io::Write;
+    static CLOSED: AtomicBool = AtomicBool::new(false);
+    if CLOSED.load(Ordering::Relaxed) {
+        return;
+    }
     let Err(error) = writeln!(std::io::stdout(), "{line}") else { return };
     if error.kind() == std::io::ErrorKind::BrokenPipe {
-        std::process::exit(0);
+        CLOSED.store(true, Ordering::Relaxed);
+        return;
     }
     eprintln!("error: stdout: {error}");
     std::process::exit(i32::from(IO_ERROR));

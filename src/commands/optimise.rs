@@ -4,9 +4,11 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use super::refused::Gate;
 use super::{ModelArgs, RecordArgs};
-use crate::phase::optimise::{self, Decision, Experiment, Half, ITERATIONS, Optimised, Setting, WARM_UP};
+use crate::phase::optimise::{self, Delta, Experiment, Half, ITERATIONS, Optimisation, Optimised, Setting, WARM_UP};
 use crate::phase::{Bench, Run, Subject, progress};
+use crate::plan::Tuning;
 use crate::report::{Cell, Report, Table, provenance};
 use crate::settings;
 
@@ -19,27 +21,42 @@ pub(super) struct OptimiseArgs {
     /// 4: prefill, 5: decode
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(4..=5))]
     phase: u8,
+    /// The captured prompt that is timed: its prefill, or the steps behind it (default: the longest)
+    #[arg(long, value_name = "ID")]
+    prompt_id: Option<String>,
 }
 
 pub(super) fn run(args: OptimiseArgs) -> anyhow::Result<ExitCode> {
+    let command = if args.phase == 4 { "optimise-phase4" } else { "optimise-phase5" };
+    let gate = Gate::new(command, &args.model, args.model.label(), &args.report.shown);
+    gate.reported(optimised(args, command))
+}
+
+fn optimised(args: OptimiseArgs, command: &str) -> anyhow::Result<ExitCode> {
+    args.report.plain(args.model.plan().facts())?;
     let half = if args.phase == 4 { Half::Prefill } else { Half::Decode };
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
-    let setting = Setting { subject: subject.clone(), device: args.model.label(), plan: args.model.plan(), half };
-    let bar = super::progress_bar::bar(6, "optimise");
+    let (label, plan) = (args.model.label(), args.model.plan());
+    let setting = Setting::new(subject.clone(), &label, plan, half, args.prompt_id.as_deref())?;
+    let lengths = setting.lengths()?;
+    let bar = super::progress_bar::bar(2 + Optimisation::ALL.len() as u64, "optimise");
     let run = optimise::optimise(&setting, None, &mut |step| {
         bar.set_message(step.to_owned());
         bar.inc(1);
     })?;
     bar.finish_and_clear();
-    let table = table(half, &run);
+    let table = table(half, lengths, &run);
     let device = Bench::new(subject.clone(), &setting.device, &[], setting.plan.clone())?.describe()?;
-    let mut report = Report::new(&format!("optimise-phase{}", args.phase), &subject.name, device, run.verdict.clone());
+    let mut report = Report::new(command, &subject.name, device, run.verdict.clone());
     report.provenance = provenance::of(&subject)?;
     for (option, value) in args.model.plan().facts() {
         report.fact(option, value);
     }
-    report.fact("kept", kept(&run));
-    if let Some((delta, [cold, _])) = &run.total.timing {
+    report.fact("prompt_id", setting.prompt.clone());
+    report.fact("prompt_tokens", lengths[0]);
+    report.fact("seq_len", lengths[1]);
+    report.fact("kept", Optimisation::names(run.tuning));
+    if let Some((delta, [cold, _])) = timing(&run) {
         report.fact("baseline_ms", delta.before);
         report.fact("optimised_ms", delta.after);
         report.fact("speedup", delta.before / delta.after);
@@ -59,19 +76,26 @@ pub(super) fn run(args: OptimiseArgs) -> anyhow::Result<ExitCode> {
         for experiment in &run.experiments {
             say!("{}: {}, {}", experiment.name, experiment.decision.word(), experiment.reason);
         }
-        if let Some((delta, _)) = &run.total.timing {
+        if let Some((delta, _)) = timing(&run) {
             say!("all that was kept: {delta}");
         }
+        say!("{}", deployment(half, &run));
     })?)
 }
 
-fn kept(run: &Optimised) -> String {
-    let applied = run.experiments.iter().filter(|e| e.decision == Decision::Applied);
-    let names: Vec<&str> = applied.map(|e| e.name.as_str()).collect();
-    if names.is_empty() { "nothing".into() } else { names.join(", ") }
+fn timing(run: &Optimised) -> Option<&(Delta, [f64; 2])> {
+    run.total.as_ref().and_then(|total| total.timing.as_ref())
 }
 
-fn table(half: Half, run: &Optimised) -> Table {
+/// How what was kept is run.
+fn deployment(half: Half, run: &Optimised) -> String {
+    match run.tuning == Tuning::default() {
+        true => "run, verify and profile do what was kept by default".into(),
+        false => format!("run, verify and profile do it with {} {}", half.option(), Optimisation::names(run.tuning)),
+    }
+}
+
+fn table(half: Half, [tokens, bucket]: [usize; 2], run: &Optimised) -> Table {
     let columns = [
         "step",
         "decision",
@@ -84,13 +108,17 @@ fn table(half: Half, run: &Optimised) -> Table {
         "bytes written per call",
         "reason",
     ];
+    let of = match half {
+        Half::Prefill => format!("{tokens} tokens in {bucket} positions"),
+        Half::Decode => format!("up to 31 steps behind {tokens} tokens"),
+    };
     let title = format!(
-        "Kernel time, {}: medians of at least {ITERATIONS} interleaved pairs of calls after {WARM_UP}; interval of the \
-         median paired difference by the sign test",
+        "Kernel time, {} ({of}): medians of at least {ITERATIONS} interleaved pairs of calls after {WARM_UP}; interval of \
+         the median paired difference by the sign test; cold: the first call after setup",
         half.unit()
     );
     let mut table = Table::new(&title, &columns);
-    for experiment in run.experiments.iter().chain([&run.total]) {
+    for experiment in run.experiments.iter().chain(&run.total) {
         table.row(row(experiment));
     }
     table
@@ -129,8 +157,12 @@ fn record(args: &OptimiseArgs, setting: &Setting, run: &Optimised) -> anyhow::Re
             findings.push((case.name.clone(), run(device)?));
         }
     }
-    let mut notes = vec![format!("verdict: {}", run.verdict), format!("kept: {}", kept(run))];
-    notes.extend(run.total.timing.iter().map(|(delta, _)| format!("all that was kept: {delta}")));
+    let mut notes = vec![
+        format!("verdict: {}", run.verdict),
+        format!("kept: {}; {}", Optimisation::names(run.tuning), deployment(*half, run)),
+    ];
+    notes.extend(timing(run).map(|(delta, _)| format!("all that was kept: {delta}")));
+    notes.push(format!("timed: {}; the tests' cases time a prompt of at most 16 tokens", setting.prompt));
     notes.push(format!("capture: {}", subject.capture()?.provenance().line()));
     notes.push("times are of one machine and one run; no test compares them with another".into());
     let document = progress::Document {
@@ -138,9 +170,14 @@ fn record(args: &OptimiseArgs, setting: &Setting, run: &Optimised) -> anyhow::Re
         phase: half.phase(),
         model: subject.name.clone(),
         device: device.clone(),
-        command: format!("phasegate optimise {} --phase {} --device {} --record", args.model.model, args.phase, device),
+        command: format!(
+            "phasegate optimise {} --phase {}{} --record",
+            args.model.options(),
+            args.phase,
+            args.prompt_id.as_ref().map_or(String::new(), |id| format!(" --prompt-id {id}"))
+        ),
         notes,
-        tables: vec![table(*half, run).markdown()],
+        tables: vec![table(*half, setting.lengths()?, run).markdown()],
         findings,
     };
     let path = document.write(&settings::root())?;

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::generate::check_room;
-use super::{ModelArgs, ReportArgs};
+use super::refused::Gate;
+use super::{ModelArgs, ReportArgs, TuningArgs};
 use crate::check::Summary;
 use crate::error::Error;
 use crate::phase::profile::{self, Ceilings, HalfProfile, Line, Profile};
@@ -16,6 +17,8 @@ use crate::report::{Cell, Plot, Report, Table, provenance};
 pub(super) struct ProfileArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tuning: TuningArgs,
     #[command(flatten)]
     report: ReportArgs,
     /// Text to continue
@@ -30,22 +33,26 @@ pub(super) struct ProfileArgs {
 }
 
 pub(super) fn run(args: ProfileArgs) -> anyhow::Result<ExitCode> {
+    let gate = Gate::new("profile", &args.model, args.model.label(), &args.report);
+    gate.reported(profiled(args))
+}
+
+fn profiled(args: ProfileArgs) -> anyhow::Result<ExitCode> {
     if args.n_tokens < 2 {
         let (what, expected) = ("n-tokens".into(), "at least 2: the first one is prefill's".into());
         return Err(Error::Usage { what, found: args.n_tokens.to_string(), expected }.into());
     }
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let (_, mut ids) = subject.raw_ids(&args.prompt)?;
-    if let Some(tokens) = args.prompt_tokens {
-        ids = ids.iter().copied().cycle().take(tokens).collect();
-    }
-    check_room(&subject, ids.len(), args.n_tokens)?;
+    let tokens = args.prompt_tokens.unwrap_or(ids.len());
+    check_room(&subject, tokens, args.n_tokens)?;
+    ids = ids.iter().copied().cycle().take(tokens).collect();
     let (label, plan) = (args.model.label(), args.model.plan());
-    let found = profile::profile(&subject, &label, &plan, &ids, args.n_tokens)?;
+    let found = profile::profile(&subject, &label, &plan, args.tuning.halves(), &ids, args.n_tokens)?;
     let device = Bench::new(subject.clone(), &label, &[], plan.clone())?.describe()?;
     let mut report = Report::new("profile", &subject.name, device, found.verdict.clone());
     report.provenance = provenance::of(&subject)?;
-    for (option, value) in plan.facts() {
+    for (option, value) in plan.facts().into_iter().chain(args.tuning.facts()) {
         report.fact(option, value);
     }
     facts(&mut report, &found);
@@ -144,15 +151,24 @@ fn lines_table(title: &str, what: &str, lines: &[Line], half: &HalfProfile, ceil
 }
 
 fn host(name: &str, half: &HalfProfile) -> Table {
-    let mut table = Table::new(&format!("{name}, on the host"), &["host op", "calls", "ms"]);
-    let row = |table: &mut Table, name: &str, calls: String, ms: f64| {
-        table.row([name.into(), calls.into(), format!("{ms:.4}").into()]);
-    };
+    let columns = ["host op", "calls", "ms", "MB read", "MB written", "GFLOP/s", "GB/s"];
+    let mut table = Table::new(&format!("{name}, on the host"), &columns);
+    let none = || Cell::from("-");
+    let fixed = |x: f64, digits: usize| Cell::from(format!("{x:.digits$}"));
     for line in &half.host {
-        row(&mut table, &line.name, format!("{:.0}", line.calls), line.ms);
+        let [read, written, flops, bytes] = match &line.work {
+            Some(work) => [
+                fixed(work.bytes_read / 1e6, 3),
+                fixed(work.bytes_written / 1e6, 3),
+                fixed(work.flops / line.ms / 1e6, 1),
+                fixed((work.bytes_read + work.bytes_written) / line.ms / 1e6, 1),
+            ],
+            None => [none(), none(), none(), none()],
+        };
+        let (name, calls, ms) = (line.name.as_str().into(), fixed(line.calls, 0), fixed(line.ms, 4));
+        table.row([name, calls, ms, read, written, flops, bytes]);
     }
-    // Unwatched wall time less the watched steps: poisoning, logits read back, the choice of the token.
-    let rest = Summary::of(&half.wall_ms).median - half.device_ms - half.host_ms;
-    row(&mut table, "between the steps", "-".into(), rest.max(0.0));
+    let rest = fixed(half.between_ms, 4);
+    table.row(["between the steps".into(), none(), rest, none(), none(), none(), none()]);
     table
 }

@@ -60,6 +60,8 @@ fn verdict(error: &anyhow::Error) -> Option<Verdict> {
     match error.downcast_ref::<Error>() {
         Some(Error::Usage { .. } | Error::Unknown { .. } | Error::Unavailable { .. }) => None,
         Some(Error::Incomplete { .. }) => Some(Verdict::inconclusive(format!("{error:#}"))),
+        // A full disk says nothing of a model; a file that is missing from a checkpoint does.
+        Some(Error::Io { os, .. }) if os.kind() != std::io::ErrorKind::NotFound => None,
         _ if super::closed_pipe(error) => None,
         _ => Some(Verdict::judge(vec![format!("{error:#}")], Extent::new())),
     }

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::ModelArgs;
 use super::generate::{Generation, Reply, SamplingArgs, check_tokens, generate, setup};
+use super::{ModelArgs, TuningArgs};
 use crate::check::{Extent, Verdict};
 use crate::model::chat_template::Message;
 use crate::phase::Subject;
@@ -22,6 +22,8 @@ use crate::runner::{NpuRunner, Runner};
 pub(super) struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tuning: TuningArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Text to continue
@@ -47,7 +49,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open(&args.model.model, args.model.variant.as_deref())?;
     let (text, ids) =
         if args.chat { subject.chat_ids(&[Message::user(&args.prompt)])? } else { subject.raw_ids(&args.prompt)? };
-    let mut runner = setup(&subject, &args.model, ids.len(), args.n_tokens)?;
+    let mut runner = setup(&subject, &args.model, args.tuning, ids.len(), args.n_tokens)?;
     if !args.chat && !args.json {
         write!(std::io::stdout(), "{text}")?;
     }
@@ -55,7 +57,10 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let generation = Generation { ids: &ids, n_tokens, stop_at_eos, show: !args.json };
     let reply = generate(&subject, &mut runner, &mut sampler, &generation)?;
     if args.json {
-        let report = report(&subject, &runner, &reply);
+        let mut report = report(&subject, &runner, &reply);
+        for (option, value) in args.model.plan().facts().into_iter().chain(args.tuning.facts()) {
+            report.fact(option, value);
+        }
         say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(ExitCode::from(report.verdict.exit_code()));
     }

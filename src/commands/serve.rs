@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::ModelArgs;
 use super::planted::PlantedArgs;
+use super::{ModelArgs, TuningArgs};
 use crate::error::{Error, Result};
 use crate::model::hashes::sha256_file;
 use crate::model::locate::locate;
@@ -22,6 +22,8 @@ use crate::runner::{NpuRunner, Runner, RunnerOptions};
 pub(super) struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tuning: TuningArgs,
     /// Positions to set aside room for (default: all of the model's, at most 2048)
     #[arg(long, value_name = "N")]
     max_positions: Option<usize>,
@@ -52,6 +54,7 @@ fn start(args: &ServeArgs, ask: &Ask) -> Result<(NpuRunner, Hello)> {
     let lengths = (4..=most.max(16).ilog2()).map(|power| 1 << power).chain([most]).filter(|&n| n <= most);
     let mut options = RunnerOptions::for_prompts(lengths, 0, subject.config.max_position_embeddings);
     options.plan = args.model.plan();
+    [options.prefill, options.decode] = args.tuning.halves();
     let altered = args.planted.alteration(&subject.config)?;
     let runner = subject.altered_runner(&args.model.label(), &options, &*altered)?;
     let files = subject.checkpoint.files();

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::engine::{EngineArgs, Started};
 use super::refused::Gate;
-use super::{ModelArgs, Prompts, RecordArgs};
+use super::{ModelArgs, Prompts, RecordArgs, TuningArgs};
 use crate::check::{Summary, Verdict};
 use crate::device::Counters;
 use crate::error::{Error, Result};
@@ -27,6 +27,8 @@ use crate::settings;
 pub(super) struct VerifyArgs {
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    tuning: TuningArgs,
     #[command(flatten)]
     engine: EngineArgs,
     #[command(flatten)]
@@ -58,11 +60,12 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
 
 fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
+    args.report.plain(args.model.plan().facts().into_iter().chain(args.tuning.facts()))?;
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let most = args.max_prompts.filter(|_| !full && !args.report.record).unwrap_or(usize::MAX);
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
     let command = if full { "verify-full" } else { "verify" };
-    let (bench, identified) = match args.engine.start(command, &args.model, &subject, &prompts)? {
+    let (bench, identified) = match args.engine.start(command, &args.model, args.tuning, &subject, &prompts)? {
         Started::Ready(bench, identified) => (bench.for_records()?, identified),
         Started::Broken(report) => return Ok(args.report.publish(&report, people)?),
     };
@@ -73,7 +76,11 @@ fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     // An engine of another's is shown beside a device of ours only when that is asked for.
     let label = if identified.is_some() { args.beside.clone() } else { args.beside() };
     let other = label
-        .map(|label| Bench::new(subject.clone(), &label, &prompts, args.model.plan()).and_then(Bench::for_records))
+        .map(|label| {
+            let [prefill, decode] = args.tuning.halves();
+            let bench = Bench::new(subject.clone(), &label, &prompts, args.model.plan())?;
+            bench.tuned(prefill, decode).for_records()
+        })
         .transpose()?;
     let seen = look(&bench, &prompts, "verify")?;
     // What follows judges and writes: the weights need not be in memory beside a parsed tokenizer and a second device's.
@@ -90,7 +97,7 @@ fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
             report.fact(&format!("{name}_{}", other.device()), *value);
         }
     }
-    for (option, value) in args.model.plan().facts() {
+    for (option, value) in args.model.plan().facts().into_iter().chain(args.tuning.facts()) {
         report.fact(option, value);
     }
     if args.report.record {

@@ -92,7 +92,8 @@ pub(super) fn region(bytes: usize) -> Region {
     let mut slot = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     // A block nobody else holds is only kept alive by the slot: start it over.
     if let Some(open) = slot.as_mut()
-        && Arc::strong_count(&open.block) == 1
+        // Unlike the count alone this orders what was done with the last region before what comes.
+        && Arc::get_mut(&mut open.block).is_some()
     {
         open.used = 0;
     }

@@ -63,12 +63,6 @@ impl PackedWeight {
         self.panels() * self.panel_len() * size_of::<u32>()
     }
 
-    /// The packed memory itself, panel after panel: for hashing and for measuring how fast it can be read.
-    pub fn as_bytes(&self) -> &[u8] {
-        // SAFETY: the region has that many bytes, all written by `pack` and never again.
-        unsafe { std::slice::from_raw_parts(self.region.start().as_ptr(), self.bytes()) }
-    }
-
     /// Row `i` of the weight as it was before packing: `[k]`.
     ///
     /// Panics if there is no row `i`.

@@ -18,6 +18,7 @@ impl Selection {
     /// From the environment. `models` and `resources` are what the suite declared; a suite that declared no model
     /// cannot tell a wrong name from another suite's, and takes any.
     pub fn from_settings(models: &[String], resources: &[String]) -> Result<Selection> {
+        settings::check()?;
         let list = |name| settings::list(name);
         Selection::new(list(settings::DEVICES), list(settings::MODELS), list(settings::REQUIRE), models, resources)
     }

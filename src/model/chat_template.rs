@@ -14,7 +14,8 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Value, context};
 use serde_json::Value as Json;
 
-use super::config::read_json;
+use super::checkpoint::side_file;
+use super::config::read_object;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result};
 
@@ -60,8 +61,7 @@ impl ChatTemplate {
     ///
     /// Errors: [`Error::Io`], [`Error::Malformed`], [`Error::Key`].
     pub fn open(dir: &Path) -> Result<Option<ChatTemplate>> {
-        let path = dir.join("chat_template.jinja");
-        if path.is_file() {
+        if let Some(path) = side_file(dir, "chat_template.jinja")? {
             let size = std::fs::metadata(&path).map_err(Error::io(&path))?.len();
             if size > MAX_TEMPLATE_BYTES {
                 return Err(Error::malformed(&path, format!("{size} bytes, expected at most {MAX_TEMPLATE_BYTES}")));
@@ -69,11 +69,8 @@ impl ChatTemplate {
             let source = std::fs::read_to_string(&path).map_err(Error::io(&path))?;
             return Ok(Some(ChatTemplate { path, source }));
         }
-        let path = dir.join("tokenizer_config.json");
-        if !path.is_file() {
-            return Ok(None);
-        }
-        let json = read_json(&path)?;
+        let Some(path) = side_file(dir, "tokenizer_config.json")? else { return Ok(None) };
+        let json = read_object(&path)?;
         Ok(from_config(&path, json.get("chat_template"))?.map(|source| ChatTemplate { path, source }))
     }
 

@@ -275,7 +275,33 @@ impl Checkpoint {
     ///
     /// Errors: [`Error::Io`].
     pub fn side_file_hashes(&self) -> Result<BTreeMap<String, String>> {
-        let there = SIDE_FILES.iter().map(|f| (f, self.dir.join(f))).filter(|(_, p)| p.is_file());
-        there.map(|(f, p)| Ok((f.to_string(), hashes::sha256_file(&p)?))).collect()
+        let mut hashes = BTreeMap::new();
+        for name in SIDE_FILES {
+            if let Some(path) = side_file(&self.dir, name)? {
+                hashes.insert(name.to_string(), hashes::sha256_file(&path)?);
+            }
+        }
+        Ok(hashes)
+    }
+}
+
+/// The path of a file that a checkpoint need not have, if it has it.
+///
+/// Errors: [`Error::Malformed`] for something else in its place; a link that leads nowhere is what a half-made copy of the HF cache
+/// has.
+pub(super) fn side_file(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let path = dir.join(name);
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io(&path)(error)),
+        Ok(_) if path.is_file() => Ok(Some(path)),
+        Ok(found) => {
+            let what = match (found.is_symlink(), found.is_dir()) {
+                (true, _) => "a link to no file",
+                (_, true) => "a folder",
+                _ => "something else",
+            };
+            Err(Error::malformed(&path, format!("found {what}, expected a file")))
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
-use safetensors::tensor::{Metadata, SafeTensorError};
+use safetensors::tensor::{Metadata, SafeTensorError, TensorInfo};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::error::{Error, Result};
@@ -183,6 +183,24 @@ fn foreign(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
+/// The first tensor whose shape overflows, or whose offsets are not those of its shape and dtype: the library knows but does not
+/// say.
+fn culprit(bytes: &[u8], overflow: bool) -> String {
+    let end =
+        bytes.first_chunk::<PREFIX_BYTES>().map_or(0, |n| u64::from_le_bytes(*n) as usize).saturating_add(PREFIX_BYTES);
+    let header = bytes.get(PREFIX_BYTES..end).and_then(|header| serde_json::from_slice(header).ok());
+    let header: serde_json::Map<String, serde_json::Value> = header.unwrap_or_default();
+    let broken = |(name, tensor): (&String, &serde_json::Value)| {
+        let info: TensorInfo = serde_json::from_value(tensor.clone()).ok()?;
+        let len = info.shape.iter().try_fold(1usize, |all, &n| all.checked_mul(n));
+        let bits = len.and_then(|len| len.checked_mul(info.dtype.bitsize()));
+        let spanned = info.data_offsets.1.checked_sub(info.data_offsets.0);
+        let wrong = if overflow { bits.is_none() } else { bits.map(|bits| bits / 8) != spanned };
+        wrong.then(|| name.clone())
+    };
+    header.iter().find_map(broken).unwrap_or_else(|| "that the header does not tell".into())
+}
+
 fn explain(e: SafeTensorError, bytes: &[u8]) -> String {
     use SafeTensorError as E;
     match e {
@@ -191,12 +209,12 @@ fn explain(e: SafeTensorError, bytes: &[u8]) -> String {
         E::InvalidOffset(name) => {
             format!("tensor {name}: data_offsets overlap another tensor, run backwards or leave a hole")
         }
-        E::TensorInvalidInfo => "a tensor's data_offsets do not span shape times dtype".into(),
+        E::TensorInvalidInfo => format!("tensor {}: data_offsets do not span shape times dtype", culprit(bytes, false)),
         E::MetadataIncompleteBuffer => format!(
             "the tensors' data_offsets do not end where the file does, at {} bytes: truncated, or with trailing bytes",
             bytes.len()
         ),
-        E::ValidationOverflow => "a tensor's shape overflows".into(),
+        E::ValidationOverflow => format!("tensor {}: shape overflows", culprit(bytes, true)),
         e => format!("header: {e}"),
     }
 }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::config::{ModelConfig, parse_json, read_bytes, read_json};
+use super::checkpoint::side_file;
+use super::config::{ModelConfig, parse_json, read_bytes, read_object};
 use crate::error::{Error, Result};
 
 /// Special tokens by the names that chat templates know them under.
@@ -29,7 +30,7 @@ impl Tokenizer {
     /// Errors: [`Error::Io`], [`Error::Malformed`]; [`Error::Refused`] where only a sentencepiece or vocab file is.
     pub fn open(dir: &Path) -> Result<Tokenizer> {
         let path = dir.join("tokenizer.json");
-        if !path.is_file() {
+        if side_file(dir, "tokenizer.json")?.is_none() {
             for other in ["tokenizer.model", "vocab.json", "tekken.json"] {
                 if dir.join(other).is_file() {
                     let why =
@@ -50,8 +51,7 @@ impl Tokenizer {
         // A capture's ids are of whole prompts; HF ignores what the file says here unless asked to.
         inner.with_truncation(None).map_err(|e| Error::malformed(&path, e.to_string()))?;
         inner.with_padding(None);
-        let config = dir.join("tokenizer_config.json");
-        let special = if config.is_file() { special(&config)? } else { Vec::new() };
+        let special = side_file(dir, "tokenizer_config.json")?.map_or(Ok(vec![]), |path| special(&path))?;
         Ok(Tokenizer { path, inner, special })
     }
 
@@ -119,9 +119,8 @@ impl Tokenizer {
     /// Errors: [`Error::Malformed`], [`Error::Key`] for a generation_config that cannot be read.
     pub fn stop_ids(&self, dir: &Path, config: &ModelConfig) -> Result<Vec<u32>> {
         let mut ids: BTreeSet<u32> = config.eos_token_ids.iter().copied().collect();
-        let path = dir.join("generation_config.json");
-        if path.is_file() {
-            ids.extend(generation_eos(&path, &read_json(&path)?)?);
+        if let Some(path) = side_file(dir, "generation_config.json")? {
+            ids.extend(generation_eos(&path, &read_object(&path)?)?);
         }
         if let Some(eos) = self.special_token("eos_token") {
             ids.extend(self.token_id(eos));
@@ -148,7 +147,7 @@ fn generation_eos(path: &Path, json: &Value) -> Result<Vec<u32>> {
 
 /// Special tokens of a tokenizer_config: each a string or an object with `content`.
 fn special(path: &Path) -> Result<Vec<(&'static str, String)>> {
-    let json = read_json(path)?;
+    let json = read_object(path)?;
     let mut found = Vec::new();
     for &name in SPECIAL {
         let text = match json.get(name) {

@@ -12,14 +12,14 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-pub use contender::{Contender, ITERATIONS, Seeded, Setting, WARM_UP};
+pub use contender::{Contender, ITERATIONS, Race, Seeded, Setting, WARM_UP};
 pub use delta::{Delta, Pairs, Timing};
 pub use step::{Cost, Half, Optimisation};
 
 use super::subject::Outline;
 use super::{Case, Finding};
-use crate::check::{Extent, Verdict};
-use crate::error::Result;
+use crate::check::{Extent, Outcome, Verdict};
+use crate::error::{Error, Result};
 use crate::plan::Tuning;
 
 /// What became of a step.
@@ -53,9 +53,9 @@ pub struct Experiment {
     pub costs: Option<[Cost; 2]>,
 }
 
-/// Compares `after` (the step applied) with `before`.
+/// Compares `after` (the step applied) with `before`. Whatever goes wrong with `after` is why the step is reverted.
 ///
-/// Errors: those of the runs.
+/// Errors: those of files, and of `before`'s runs.
 pub fn experiment(step: Optimisation, before: &Contender, after: &Contender) -> Result<Experiment> {
     let done = |decision, reason: String, correct, timing, costs| Experiment {
         name: step.name().into(),
@@ -65,17 +65,30 @@ pub fn experiment(step: Optimisation, before: &Contender, after: &Contender) -> 
         timing,
         costs,
     };
-    // All steps promise equal bits: none changes an operation or its order.
-    let correct = after.gate()?.and(after.same_bits(before)?);
+    let cold = [before.cold()?, 0.0];
+    let (correct, cost) = match gated(before, after) {
+        Ok(found) => found,
+        Err(error @ Error::Io { .. }) => return Err(error),
+        Err(error) => {
+            let why = format!("cannot be carried out: {error}");
+            return Ok(done(Decision::Reverted, why.clone(), failed(why), None, None));
+        }
+    };
     if !correct.is_pass() {
         return Ok(done(Decision::Reverted, format!("breaks the output: {correct}"), correct, None, None));
     }
-    let costs = [before.cost()?, after.cost()?];
+    let costs = [before.cost()?, cost];
     if let Some(broken) = step.broken_promise(&costs[0], &costs[1]) {
         return Ok(done(Decision::Reverted, broken, correct, None, Some(costs)));
     }
-    let pairs = before.race(after)?;
-    let cold = pairs.cold;
+    let pairs = match before.race(after)? {
+        Race::Timed(pairs) => pairs,
+        Race::Void(why) => {
+            let reason = format!("breaks the output: {why}");
+            return Ok(done(Decision::Reverted, reason, correct.and(failed(why)), None, Some(costs)));
+        }
+    };
+    let cold = [cold[0], after.cold()?];
     let Some(delta) = Delta::of(&pairs) else {
         return Ok(done(Decision::Reverted, "too few times to judge".into(), correct, None, Some(costs)));
     };
@@ -89,30 +102,53 @@ pub fn experiment(step: Optimisation, before: &Contender, after: &Contender) -> 
     Ok(done(decision, reason, correct, Some((delta, cold)), Some(costs)))
 }
 
+/// Phase 3's gate on `after`, whether its bits are those of `before`, and what a call of it costs. All steps promise equal
+/// bits: none changes an operation or its order.
+fn gated(before: &Contender, after: &Contender) -> Result<(Verdict, Cost)> {
+    Ok((after.gate()?.and(after.same_bits(before)?), after.cost()?))
+}
+
+fn failed(why: String) -> Verdict {
+    Verdict::judge(vec![why], Extent::new())
+}
+
 /// All steps of one half in turn, each upon those that were kept.
 pub struct Optimised {
     pub experiments: Vec<Experiment>,
     /// What was kept.
     pub tuning: Tuning,
-    /// The last state against the baseline.
-    pub total: Experiment,
+    /// The last state against the baseline; none when nothing was kept.
+    pub total: Option<Experiment>,
     /// The baseline's own gate, the last state's gates, and the speed gate.
     pub verdict: Verdict,
 }
 
-/// Runs the experiments; `seeded` breaks the plan of one step.
+/// Runs the experiments; `seeded` breaks the plan of one step. Upon a baseline that is not right there are none.
 ///
-/// Errors: those of the runs.
+/// Errors: those of files, and of the baseline's runs.
 pub fn optimise(
     setting: &Setting,
     seeded: Option<(Optimisation, Seeded)>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Optimised> {
-    let _alone = alone();
-    let contender = |tuning, fault| Contender::new(setting, tuning, fault);
-    let baseline = Arc::new(contender(Tuning::BASELINE, None)?);
     progress("baseline");
+    let baseline = Contender::new(setting, Tuning::BASELINE, None)?;
+    climb(setting, Arc::new(baseline), seeded, progress)
+}
+
+/// [`optimise`] from this baseline on.
+fn climb(
+    setting: &Setting,
+    baseline: Arc<Contender>,
+    seeded: Option<(Optimisation, Seeded)>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Optimised> {
+    let _alone = alone();
     let first = baseline.gate()?;
+    if !first.is_pass() {
+        let verdict = first.about("the baseline, before any step");
+        return Ok(Optimised { experiments: vec![], tuning: Tuning::BASELINE, total: None, verdict });
+    }
     let mut state = baseline.clone();
     let mut experiments = vec![];
     for step in Optimisation::ALL {
@@ -122,7 +158,7 @@ pub fn optimise(
             continue;
         }
         let fault = seeded.filter(|(broken, _)| *broken == step).map(|(_, fault)| fault);
-        let next = contender(step.apply(state.tuning), fault)?;
+        let next = Contender::new(setting, step.apply(state.tuning), fault)?;
         let found = experiment(step, &state, &next)?;
         if found.decision == Decision::Applied {
             state = Arc::new(next);
@@ -130,9 +166,18 @@ pub fn optimise(
         experiments.push(found);
     }
     progress("all of it");
+    let tuning = state.tuning;
+    if Arc::ptr_eq(&baseline, &state) {
+        let unsure =
+            experiments.iter().filter_map(|e| e.timing.as_ref()).any(|(d, _)| d.timing() == Timing::Inconclusive);
+        let why = "no step was kept, so nothing is faster than the baseline";
+        let speed =
+            if unsure { Verdict::inconclusive(format!("INCONCLUSIVE(timing): {why}")) } else { failed(why.into()) };
+        return Ok(Optimised { experiments, tuning, total: None, verdict: first.and(speed) });
+    }
     let total = total(&baseline, &state)?;
     let verdict = first.and(total.correct.clone()).and(speed(&total));
-    Ok(Optimised { tuning: state.tuning, verdict, experiments, total })
+    Ok(Optimised { tuning, verdict, experiments, total: Some(total) })
 }
 
 fn skipped(step: Optimisation, setting: &Setting) -> Result<Option<Experiment>> {
@@ -147,12 +192,18 @@ fn skipped(step: Optimisation, setting: &Setting) -> Result<Option<Experiment>> 
     }))
 }
 
-/// The last state against the baseline.
+/// A state against the baseline.
 fn total(baseline: &Contender, state: &Contender) -> Result<Experiment> {
-    let correct = state.gate()?.and(state.same_bits(baseline)?);
+    let cold = [baseline.cold()?, state.cold()?];
+    let mut correct = state.gate()?.and(state.same_bits(baseline)?);
     let costs = [baseline.cost()?, state.cost()?];
-    let pairs = baseline.race(state)?;
-    let timing = Delta::of(&pairs).map(|delta| (delta, pairs.cold));
+    let timing = match baseline.race(state)? {
+        Race::Timed(pairs) => Delta::of(&pairs).map(|delta| (delta, cold)),
+        Race::Void(why) => {
+            correct = correct.and(failed(why));
+            None
+        }
+    };
     let faster = timing.as_ref().is_some_and(|(delta, _)| delta.timing() == Timing::Faster);
     let decision = if faster { Decision::Applied } else { Decision::Reverted };
     let (name, reason) = ("faster".to_owned(), "all steps that were kept, against the baseline".to_owned());
@@ -172,7 +223,7 @@ fn speed(total: &Experiment) -> Verdict {
     }
 }
 
-/// The cases of one half: each step in its place, all of them against the baseline, and a broken rewrite.
+/// The cases of one half: each step in its place, what `run` and `verify` do against the baseline, and rewrites that break.
 pub fn cases(outline: &Outline, half: Half) -> Vec<Case> {
     let model = &outline.name;
     let mut cases: Vec<Case> = Optimisation::ALL
@@ -190,17 +241,19 @@ pub fn cases(outline: &Outline, half: Half) -> Vec<Case> {
     let m = model.clone();
     cases.push(Case::on_device(format!("faster::{model}"), model, move |device| {
         let _alone = alone();
-        let [baseline, state] = [Tuning::BASELINE, Optimisation::all()].map(|t| shared(&m, device, half, t));
+        let [baseline, state] = [Tuning::BASELINE, Tuning::default()].map(|t| shared(&m, device, half, t));
         let found = total(&*baseline?, &*state?)?;
         let verdict = found.correct.clone().and(speed(&found));
         Ok(Finding { verdict, numbers: numbers(&found) })
     }));
-    let m = model.clone();
-    let case = Case::on_device(format!("seeded_fault::{model}"), model, move |device| {
-        let _alone = alone();
-        seeded_case(&m, device, half)
-    });
-    cases.push(Case { baseline: false, ..case });
+    for (name, seeded) in [("seeded_fault", exchange_gate_and_up as Seeded), ("unbound_rewrite", unbind_down)] {
+        let m = model.clone();
+        let case = Case::on_device(format!("{name}::{model}"), model, move |device| {
+            let _alone = alone();
+            seeded_case(&m, device, half, seeded)
+        });
+        cases.push(Case { baseline: false, ..case });
+    }
     cases
 }
 
@@ -226,14 +279,15 @@ fn step_case(model: &str, device: &str, half: Half, step: Optimisation) -> Resul
     Ok(Finding { verdict, numbers: numbers(&found) })
 }
 
-/// A rewrite that exchanges gate and up must be reverted by the gates, and what was there before still stands.
-fn seeded_case(model: &str, device: &str, half: Half) -> Result<Finding> {
+/// A rewrite that breaks must be reverted with what is wrong with it, and what was there before still stands.
+fn seeded_case(model: &str, device: &str, half: Half, seeded: Seeded) -> Result<Finding> {
     let step = Optimisation::LaunchMerging;
     let before = shared(model, device, half, step.ladder())?;
     let tuning = step.apply(step.ladder());
-    let broken = Contender::new(&Setting::of(model, device, half)?, tuning, Some(exchange_gate_and_up))?;
+    let broken = Contender::new(&Setting::of(model, device, half)?, tuning, Some(seeded))?;
     let found = experiment(step, &before, &broken)?;
-    let reverted = found.decision == Decision::Reverted && !found.correct.is_pass();
+    let told = ["breaks the output: FAIL", "cannot be carried out"].iter().any(|why| found.reason.starts_with(why));
+    let reverted = found.decision == Decision::Reverted && found.correct.outcome() == Outcome::Fail && told;
     let failures = if reverted { vec![] } else { vec![format!("not reverted: {}", found.reason)] };
     let extent = Extent::new().require("seeded faults", 1).compare("seeded faults", 1);
     Ok(Finding::of(Verdict::judge(failures, extent).and(before.gate()?)))
@@ -244,6 +298,18 @@ pub fn exchange_gate_and_up(plan: &mut crate::plan::Plan) {
     for step in &mut plan.steps {
         if let crate::plan::Op::Dispatch(launches) = &mut step.op {
             launches.iter_mut().filter(|launch| launch.site() == "silu_mul").for_each(|launch| launch.args.swap(0, 1));
+        }
+    }
+}
+
+/// A fault of a rewrite that no device can carry out: `down_proj` has one argument too few.
+pub fn unbind_down(plan: &mut crate::plan::Plan) {
+    for step in &mut plan.steps {
+        if let crate::plan::Op::Dispatch(launches) = &mut step.op {
+            launches
+                .iter_mut()
+                .filter(|launch| launch.site() == "down_proj")
+                .for_each(|launch| launch.args.truncate(1));
         }
     }
 }

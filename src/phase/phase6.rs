@@ -1,7 +1,8 @@
 //! Phase 6: does the finished deployment run as its users run it?
 //!
 //! Everything goes through the binary and the Makefile: what they print, their exit codes, and what the device counted. The
-//! timed region holds no setup, and run, verify and profile drive the same functions.
+//! timed region holds no setup, and run, verify and profile run the same plans: run and profile by one call, verify, which
+//! decodes short prompts side by side, as many dispatches of its own, whose bits are those of one prompt after the other.
 
 mod call;
 
@@ -88,7 +89,8 @@ fn passes(deployment: &Deployment, args: &[&str]) -> Result<(Vec<String>, Value)
 fn verify(deployment: &Deployment) -> Result<Finding> {
     let (failures, report) = passes(deployment, &["verify", "--max-prompts", "2"])?;
     let rows = report["tables"][0]["rows"].as_array().map_or(0, Vec::len);
-    Ok(judged(failures, "prompts", rows as u64))
+    let extent = Extent::new().require("prompts", 2).compare("prompts", rows as u64);
+    Ok(Finding::of(Verdict::judge(failures, extent)))
 }
 
 fn verify_full(deployment: &Deployment) -> Result<Finding> {
@@ -159,16 +161,21 @@ fn profile(deployment: &Deployment) -> Result<Finding> {
     Ok(judged(failures, "figures", FIGURES.len() as u64))
 }
 
-/// The documented codes of what cannot be carried out. A device that is not here is NOT RUN, and no failure.
+/// The documented codes: of a run that is wrong, of one that ends early, of what cannot be carried out. A device that is not here is
+/// NOT RUN, and no failure.
 fn exit_codes(deployment: &Deployment) -> Result<Finding> {
+    // An engine with a fault is red, one that does not answer is inconclusive.
+    let faulty = format!("{} serve {} --fault residual_dropped", deployment.binary(), deployment.model);
     let mut wrong: Vec<(Vec<&str>, i32)> = vec![
+        (vec!["verify", "--max-prompts", "1", "--runner", &faulty], 1),
+        (vec!["verify", "--max-prompts", "1", "--runner", "false"], 2),
         (vec!["run", "--n-tokens", "0"], 64),
         (vec!["profile", "--n-tokens", "1"], 64),
         (vec!["optimise", "--phase", "6"], 64),
         (vec!["verify", "--max-prompts", "0"], 64),
         (vec!["diagnosis", "--no-such-option"], 64),
     ];
-    if !xrt_sys_is_there() {
+    if !npu_is_there() {
         wrong.extend(["run", "verify", "diagnosis", "profile"].map(|command| (vec![command, "--device", "npu"], 3)));
     }
     let mut failures = vec![];
@@ -180,7 +187,7 @@ fn exit_codes(deployment: &Deployment) -> Result<Finding> {
     Ok(judged(failures, "exit codes", wrong.len() as u64))
 }
 
-fn xrt_sys_is_there() -> bool {
+fn npu_is_there() -> bool {
     super::devices::unavailable("npu").is_none()
 }
 
@@ -194,8 +201,10 @@ fn makefile(deployment: &Deployment) -> Result<Finding> {
     for target in &targets {
         failures.extend(deployment.make(target, &deployment.model)?.expect(0));
     }
+    // Make's own exit code is 2 for whatever went wrong; it names that of the command.
     let none = deployment.make("verify", "no_such_model")?;
-    failures.extend((none.code == Some(0)).then(|| "make verify of no model at all succeeds".to_owned()));
+    let told = none.code == Some(2) && none.stderr.contains("Error 64");
+    failures.extend((!told).then(|| format!("make verify of no model: {:?}: {}", none.code, none.stderr.trim_end())));
     Ok(judged(failures, "targets", targets.len() as u64))
 }
 

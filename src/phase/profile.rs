@@ -1,7 +1,8 @@
 //! Where the time goes: setup, prefill, decode, and within them every dispatch, call site, kernel and host op.
 //!
-//! Totals come from runs that nothing watches; the breakdown from runs with a clock before and behind every step. A call
-//! site inside a merged dispatch cannot be timed from outside, so sites are timed with one launch per dispatch.
+//! Totals come from runs that nothing watches; the breakdown from as many with a clock before and behind every step, its
+//! figures being their means. A call site inside a merged dispatch cannot be timed from outside, so sites are timed with
+//! one launch per dispatch.
 
 mod ceilings;
 mod lines;
@@ -21,7 +22,7 @@ use crate::kernel::Rows;
 use crate::plan::{Plan, PlanOptions, Tuning};
 use crate::runner::{Clock, NpuRunner, Record, Runner, RunnerOptions, StepTime, free_run};
 
-/// Unwatched runs that the totals are medians of, after the cold one.
+/// Unwatched runs that the totals are medians of, after the cold one, and watched ones for the breakdown.
 pub const RUNS: usize = 5;
 
 /// One half of inference.
@@ -32,6 +33,9 @@ pub struct HalfProfile {
     /// Watched: all steps of one call. Units: milliseconds.
     pub device_ms: f64,
     pub host_ms: f64,
+    /// Watched: what lies between the steps of a call (poisoning, logits read back, the choice of the token). Units:
+    /// milliseconds.
+    pub between_ms: f64,
     /// Calls of each line are per prefill, or per token.
     pub sites: Vec<Line>,
     pub kernels: Vec<Line>,
@@ -60,12 +64,19 @@ pub struct Profile {
     pub verdict: Verdict,
 }
 
-/// Profiles `steps` tokens behind a prompt.
+/// Profiles `steps` tokens behind a prompt; prefill and decode are carried out by these tunings.
 ///
 /// Errors: those of the runs.
-pub fn profile(subject: &Subject, device: &str, plan: &PlanOptions, ids: &[u32], steps: usize) -> Result<Profile> {
+pub fn profile(
+    subject: &Subject,
+    device: &str,
+    plan: &PlanOptions,
+    [prefill, decode]: [Tuning; 2],
+    ids: &[u32],
+    steps: usize,
+) -> Result<Profile> {
     let mut options = RunnerOptions::for_prompts([ids.len()], steps, subject.config.max_position_embeddings);
-    options.plan = plan.clone();
+    (options.plan, options.prefill, options.decode) = (plan.clone(), prefill, decode);
     let started = Instant::now();
     let mut runner = subject.runner(device, &options)?;
     let setup_ms = started.elapsed().as_secs_f64() * 1e3;
@@ -104,35 +115,47 @@ pub fn profile(subject: &Subject, device: &str, plan: &PlanOptions, ids: &[u32],
     })
 }
 
-/// A run with a clock.
+/// Runs with a clock.
 struct Watched {
     /// Prefill and decode.
     plans: [Plan; 2],
     rows: [Vec<Option<Rows>>; 2],
-    steps: Vec<StepTime>,
-    record: Record,
+    /// Of all runs.
+    steps: [Vec<StepTime>; 2],
+    records: Vec<Record>,
 }
 
 impl Watched {
     fn prefill(&self) -> Runs<'_> {
-        let (plan, rows) = (&self.plans[0], &self.rows[0]);
-        Runs { plan, rows, steps: &self.steps[..plan.steps.len()], calls: 1 }
+        let (plan, rows, calls) = (&self.plans[0], &self.rows[0], self.records.len());
+        let wall_us = self.records.iter().map(|record| record.timing.prefill_us).sum();
+        Runs { plan, rows, steps: &self.steps[0], calls, wall_us, cached: 0, tokens: self.records[0].prompt_ids.len() }
     }
 
     fn decode(&self) -> Runs<'_> {
         let (plan, rows) = (&self.plans[1], &self.rows[1]);
-        Runs { plan, rows, steps: &self.steps[self.plans[0].steps.len()..], calls: self.record.fed.len() }
+        let calls = self.records.iter().map(|record| record.fed.len()).sum();
+        let wall_us = self.records.iter().flat_map(|record| &record.timing.decode_us).sum();
+        // Every run walks the same way, so what it finds in the cache is on the mean that of its middle step.
+        let cached = self.records[0].prompt_ids.len() + self.records[0].fed.len().saturating_sub(1) / 2;
+        Runs { plan, rows, steps: &self.steps[1], calls, wall_us, cached, tokens: 1 }
     }
 }
 
-fn watch(runner: &mut NpuRunner, run: &mut impl FnMut(&mut NpuRunner) -> Result<Record>) -> Result<Watched> {
+fn watch(runner: &mut NpuRunner, mut run: impl FnMut(&mut NpuRunner) -> Result<Record>) -> Result<Watched> {
     let clock = Arc::new(std::sync::Mutex::new(Clock::default()));
-    let record = runner.with_hook(clock.clone(), run)?;
-    let prompt = record.prompt_ids.len();
+    let (mut steps, mut records) = ([vec![], vec![]], vec![]);
+    for _ in 0..RUNS {
+        let record = runner.with_hook(clock.clone(), &mut run)?;
+        let mut prefill = clock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        steps[1].extend(prefill.split_off(runner.prefill_plan(record.prompt_ids.len())?.steps.len()));
+        steps[0].extend(prefill);
+        records.push(record);
+    }
+    let prompt = records[0].prompt_ids.len();
     let plans = [runner.prefill_plan(prompt)?.clone(), runner.decode_plan().clone()];
     let rows = [runner.rows_computed(prompt)?, vec![None; plans[1].steps.len()]];
-    let steps = clock.lock().unwrap_or_else(PoisonError::into_inner).take();
-    Ok(Watched { plans, rows, steps, record })
+    Ok(Watched { plans, rows, steps, records })
 }
 
 /// As deployed, and with one launch per dispatch.
@@ -141,10 +164,13 @@ fn half(wall_ms: Vec<f64>, [deployed, apart]: [Runs<'_>; 2]) -> HalfProfile {
         let ns: u64 = deployed.steps.iter().filter(|step| step.on_device == on_device).map(|step| step.ns).sum();
         ns as f64 / 1e6 / deployed.calls.max(1) as f64
     };
+    let (device_ms, host_ms) = (per_call(true), per_call(false));
+    let whole_ms = deployed.wall_us as f64 / 1e3 / deployed.calls.max(1) as f64;
     HalfProfile {
         wall_ms,
-        device_ms: per_call(true),
-        host_ms: per_call(false),
+        device_ms,
+        host_ms,
+        between_ms: whole_ms - device_ms - host_ms,
         sites: lines::sites(apart),
         kernels: lines::kernels(apart),
         dispatches: lines::dispatches(deployed),
@@ -156,7 +182,8 @@ fn judge(cold: &Record, records: &[Record], watched: &[Watched], steps: usize) -
     let mut failures = vec![];
     let bits = |record: &Record| record.logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     let expected = bits(cold);
-    let runs = records.iter().chain(watched.iter().map(|w| &w.record));
+    let runs: Vec<&Record> = records.iter().chain(watched.iter().flat_map(|w| &w.records)).collect();
+    let required = (runs.len() * steps) as u64;
     let mut same = 0;
     for record in runs {
         if bits(record) == expected {
@@ -168,7 +195,6 @@ fn judge(cold: &Record, records: &[Record], watched: &[Watched], steps: usize) -
     if cold.logits.iter().any(|x| x.is_nan()) {
         failures.push("NaN in the logits".into());
     }
-    let required = ((records.len() + watched.len()) * steps) as u64;
     Verdict::judge(failures, Extent::new().require("equal steps", required).compare("equal steps", same))
 }
 

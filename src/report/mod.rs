@@ -13,13 +13,14 @@ mod svg;
 
 pub use html::{Page, device_options, page};
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::begun::{write_atomically, write_together};
 use crate::check::Verdict;
 use crate::error::{Error, Result};
-use crate::model::hashes::write_atomically;
 
 /// One cell of a table.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -194,24 +195,35 @@ impl Report {
         markdown::render(self)
     }
 
-    /// Writes `<dir>/<command>-<model>-<device>.{json,md}`, each whole or not at all, and says where. The JSON that stood
-    /// there is kept in [`PREVIOUS`].
+    /// Writes `<dir>/<command>-<model>-<device>.{json,md}`, both or neither, and says where. The JSON that stood there is kept in
+    /// [`PREVIOUS`]. Processes that write the same report at once do not disturb each other: the last one's stands.
     ///
-    /// Errors: [`Error::Io`].
+    /// Errors: [`Error::Io`], never of the kind `NotFound`, which is what a checkpoint's missing file is.
     pub fn write(&self, dir: &Path) -> Result<[PathBuf; 2]> {
+        self.write_in(dir).map_err(|error| match error {
+            Error::Io { path, os } if os.kind() == ErrorKind::NotFound => {
+                Error::Io { path, os: std::io::Error::other(os.to_string()) }
+            }
+            other => other,
+        })
+    }
+
+    fn write_in(&self, dir: &Path) -> Result<[PathBuf; 2]> {
+        if dir.exists() && !dir.is_dir() {
+            let os = std::io::Error::new(ErrorKind::NotADirectory, "found a file, expected a folder for reports");
+            return Err(Error::Io { path: dir.into(), os });
+        }
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
         let stem = format!("{}-{}-{}", self.command, self.model, self.device);
         let json = dir.join(format!("{stem}.json"));
         let text = serde_json::to_string_pretty(self).map_err(|e| Error::malformed(&json, e.to_string()))?;
-        if json.is_file() {
-            let previous = dir.join(PREVIOUS);
-            std::fs::create_dir_all(&previous).map_err(Error::io(&previous))?;
-            let kept = previous.join(json.file_name().unwrap_or_default());
-            std::fs::rename(&json, &kept).map_err(Error::io(&kept))?;
-        }
-        write_atomically(&json, text.as_bytes())?;
         let md = dir.join(format!("{stem}.md"));
-        write_atomically(&md, self.markdown().as_bytes())?;
+        match std::fs::read(&json) {
+            Ok(old) => write_atomically(&dir.join(PREVIOUS).join(format!("{stem}.json")), &old)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::io(&json)(error)),
+        }
+        write_together(&[(&json, text.as_bytes()), (&md, self.markdown().as_bytes())])?;
         Ok([json, md])
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::bundle::ModelIdentity;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::hashes::{sha256, sha256_file};
 use crate::phase::{Subject, devices};
 use crate::reference::Capture;
@@ -49,19 +49,27 @@ pub fn capture(reference: &Path) -> Result<ModelIdentity> {
 
 /// Name and value of everything a model's figures rest on.
 ///
-/// Errors: a capture that does not belong; [`crate::error::Error::Io`].
+/// Errors: a capture that does not belong; [`Error::Io`].
 pub fn of(subject: &Subject) -> Result<Vec<(String, String)>> {
-    let capture = subject.capture()?;
+    let capture = match subject.capture() {
+        Ok(capture) => Some(capture),
+        // A checkpoint that nobody has captured can be timed all the same.
+        Err(Error::Unavailable { .. }) => None,
+        Err(error) => return Err(error),
+    };
     let mut all = vec![
         ("commit".into(), commit(&subject.root)),
         ("phasegate".into(), env!("CARGO_PKG_VERSION").into()),
         ("checkpoint".into(), subject.located.checkpoint_dir.display().to_string()),
         ("weights_sha256".into(), weights(subject)?),
-        ("capture_sha256".into(), sha256_file(capture.path())?),
-        ("reference".into(), capture.provenance().line()),
-        ("instruction_set".into(), devices::isa()?.to_string()),
     ];
-    all.extend(capture.identity().prompts_sha256.into_iter().map(|(file, hash)| (format!("prompts {file}"), hash)));
+    if let Some(capture) = &capture {
+        all.push(("capture_sha256".into(), sha256_file(capture.path())?));
+        all.push(("reference".into(), capture.provenance().line()));
+    }
+    all.push(("instruction_set".into(), devices::isa()?.to_string()));
+    let prompts = capture.into_iter().flat_map(|capture| capture.identity().prompts_sha256);
+    all.extend(prompts.map(|(file, hash)| (format!("prompts {file}"), hash)));
     Ok(all)
 }
 

@@ -91,10 +91,6 @@ impl TapRecorder {
     }
 
     /// Tap name (`l07.output`, `l00.q` ...) to rows, in the order of the requested positions.
-    pub fn into_taps(self) -> BTreeMap<String, Array2<bf16>> {
-        self.taps
-    }
-
     pub fn taps(&self) -> &BTreeMap<String, Array2<bf16>> {
         &self.taps
     }

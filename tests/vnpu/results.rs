@@ -13,6 +13,7 @@ use phasegate::device::{BoundLaunch, BufferHandle, BufferSpec, Device, DispatchH
 use phasegate::kernel::cache::KernelCache;
 use phasegate::kernel::{ArgRole, Dtype, Kernel};
 use phasegate::phase::devices::open_device;
+use phasegate::phase::optimise::{Contender, Half, Optimisation, Setting};
 use phasegate::phase::{Outline, Subject, contracts, phase1};
 use phasegate::plan::{Op, PlanOptions};
 use phasegate::runner::{Record, Runner, RunnerOptions, TapRequest};
@@ -32,6 +33,7 @@ pub fn cases() -> Vec<Named> {
         ("tiny_qwen2_is_emu_bit_for_bit", || alone(|| same_as_emu("tiny_qwen2", &["base_00"]))),
         ("tiny_qwen3_is_emu_bit_for_bit", || alone(|| same_as_emu("tiny_qwen3", &["base_00"]))),
         ("kernels_are_emu_bit_for_bit", || alone(kernels_are_emu_bit_for_bit)),
+        ("each_optimisation_saves_what_it_is_for", || alone(each_optimisation_saves_what_it_is_for)),
         ("decode_uploads_its_inputs_only", || alone(decode_uploads_its_inputs_only)),
         ("eight_threads_of_500_runs", || alone(eight_threads_of_500_runs)),
         ("devices_come_and_go", || alone(devices_come_and_go)),
@@ -59,6 +61,22 @@ fn kernels_are_emu_bit_for_bit() -> Result<(), Failed> {
     }
     eprintln!("kernels_are_emu_bit_for_bit: {compared} outputs");
     if compared > 1000 { Ok(()) } else { Err(format!("{compared} values compared").into()) }
+}
+
+/// The counters of phases 4 and 5 on a device that really sends: the unoptimised plan sends everything at every call.
+fn each_optimisation_saves_what_it_is_for() -> Result<(), Failed> {
+    for half in [Half::Prefill, Half::Decode] {
+        let setting = Setting::of("tiny_llama", "vnpu", half)?;
+        let cost = |tuning| Contender::new(&setting, tuning, None)?.cost();
+        for step in Optimisation::ALL.into_iter().filter(|step| *step != Optimisation::LayoutAlignment) {
+            let (before, after) = (cost(step.ladder())?, cost(step.apply(step.ladder()))?);
+            eprintln!("{half:?} {}: {before} before, {after} after", step.name());
+            if let Some(broken) = step.broken_promise(&before, &after) {
+                return Err(format!("{half:?}: {broken}").into());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Logits of every step and every tap, compared by their bits.

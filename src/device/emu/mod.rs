@@ -133,6 +133,9 @@ impl EmuDevice {
                 }
             }
         }
+        if let Some(at) = self.scratch.damage() {
+            return self.fail(format!("{}: guard of the scratch memory overwritten at byte {at}", dispatches[0].name));
+        }
         let launches: usize = dispatches.iter().map(|dispatch| dispatch.launches.len()).sum();
         self.counters.dispatches += dispatches.len() as u64;
         self.counters.launches += launches as u64;

@@ -259,6 +259,21 @@ fn a_damaged_guard_fails_the_dispatch_by_name() {
     assert_eq!(error, "device emu: l03.mlp_add: guard of victim overwritten at byte 6");
 }
 
+/// What launches keep between their steps lies between guards too.
+#[test]
+fn a_damaged_guard_of_the_scratch_memory_fails_the_dispatch() {
+    let mut d = device();
+    let kernel = Kernel::Attention { seq: 16, heads: 2, kv_heads: 1, head_dim: 32, causal: true };
+    let args = kernel.args();
+    let args = args.iter().map(|a| rows(&mut d, a.name, a.rows, a.cols, Some(&vec![1.0; a.rows * a.cols]))).collect();
+    let run = d.prepare("l03.attention", vec![BoundLaunch { site: "test".into(), kernel, args }]).unwrap();
+    d.run(run).unwrap();
+    // SAFETY: the byte before the content is the memory's own guard.
+    unsafe { *d.scratch.content().sub(1) = 0 };
+    let error = d.run(run).unwrap_err().to_string();
+    assert_eq!(error, "device emu: l03.attention: guard of the scratch memory overwritten at byte -1");
+}
+
 #[test]
 fn a_weight_never_written_is_an_error_and_not_zeros() {
     let mut d = device();

@@ -1,7 +1,6 @@
 //! Buffers as the NPU's kernels want them: what lies in which buffer object, what the host has sent and what the device
 //! has written since.
 
-use sha2::{Digest, Sha256};
 use xrt_sys::{Failure, Kind};
 
 use super::handles::{Bo, Device};
@@ -27,8 +26,8 @@ struct Buffer {
     rows: Bo,
     /// A linear weight as a GEMM wants it, once one is bound to it.
     transposed: Option<Bo>,
-    /// Of a static buffer or a weight: hash of what was uploaded as a whole.
-    content: Option<[u8; 32]>,
+    /// Whether the whole of it has been sent since it was made or poisoned.
+    sent: bool,
     /// Whether the host's view is older than the device's.
     device_wrote: bool,
 }
@@ -36,7 +35,7 @@ struct Buffer {
 impl Buffer {
     fn fill_transposed(&mut self) -> Result<usize> {
         let (rows, cols, bytes) = (self.spec.rows, self.spec.cols, self.spec.bytes());
-        let Some(bo) = self.transposed.as_mut().filter(|_| self.content.is_some()) else { return Ok(0) };
+        let Some(bo) = self.transposed.as_mut().filter(|_| self.sent) else { return Ok(0) };
         transpose_bf16(&self.rows.bytes()[..bytes], &mut bo.bytes_mut()[..bytes], rows, cols);
         bo.to_device(0, bytes)?;
         Ok(bytes)
@@ -56,7 +55,7 @@ impl Memory {
     pub(super) fn create(&mut self, device: &Device, spec: BufferSpec) -> Result<BufferHandle> {
         let mut rows = self.object(device, spec.bytes())?;
         fill_with_nan(&mut rows)?;
-        self.buffers.push(Buffer { spec, rows, transposed: None, content: None, device_wrote: false });
+        self.buffers.push(Buffer { spec, rows, transposed: None, sent: false, device_wrote: false });
         Ok(BufferHandle(self.buffers.len() - 1))
     }
 
@@ -100,17 +99,11 @@ impl Memory {
         }
     }
 
-    /// Sends content to the device; a static buffer that holds it already is left alone. Gives the bytes that were sent.
+    /// Sends content to the device. Gives the bytes that were sent.
     pub(super) fn write(&mut self, handle: BufferHandle, offset: usize, content: &[u8]) -> Result<usize> {
         let buffer = &mut self.buffers[handle.0];
         let whole = content.len() == buffer.spec.bytes();
-        if buffer.spec.role.is_static() || buffer.spec.layout == Layout::LinearWeight {
-            let hash = whole.then(|| <[u8; 32]>::from(Sha256::digest(content)));
-            if hash.is_some() && buffer.content == hash {
-                return Ok(0);
-            }
-            buffer.content = hash;
-        }
+        buffer.sent |= whole;
         buffer.rows.bytes_mut()[offset..offset + content.len()].copy_from_slice(content);
         buffer.rows.to_device(offset, content.len())?;
         if whole {
@@ -147,7 +140,7 @@ impl Memory {
     /// Fills a buffer with NaN; a weight counts as unwritten afterwards.
     pub(super) fn poison(&mut self, handle: BufferHandle) -> Result<()> {
         let buffer = &mut self.buffers[handle.0];
-        buffer.content = None;
+        buffer.sent = false;
         fill_with_nan(&mut buffer.rows)
     }
 
@@ -159,7 +152,7 @@ impl Memory {
     ) -> std::result::Result<Vec<Place>, String> {
         let places = contract.args.iter().zip(buffers).map(|(argument, &handle)| {
             let buffer = &self.buffers[handle.0];
-            if buffer.spec.layout == Layout::LinearWeight && buffer.content.is_none() {
+            if buffer.spec.layout == Layout::LinearWeight && !buffer.sent {
                 return Err(format!("weight {} was never written", buffer.spec.name));
             }
             Ok(Place { buffer: handle, layout: argument.layout })

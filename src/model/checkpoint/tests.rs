@@ -168,12 +168,12 @@ fn with_header(header: &str, data: usize) -> Vec<u8> {
 #[case::overlap(with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"b":{"dtype":"BF16","shape":[4],"data_offsets":[4,12]}}"#, 12), "tensor b: data_offsets overlap")]
 #[case::backwards(with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[8,0]}}"#, 8), "data_offsets")]
 #[case::wrong_size(
-    with_header(r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}"#, 8),
-    "do not span shape times dtype"
+    with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[4],"data_offsets":[8,16]}}"#, 16),
+    "tensor b: data_offsets do not span shape times dtype"
 )]
 #[case::overflow(
-    with_header(r#"{"a":{"dtype":"F32","shape":[4611686018427387904,16],"data_offsets":[0,8]}}"#, 8),
-    "a tensor's shape overflows"
+    with_header(r#"{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[4611686018427387904,16],"data_offsets":[8,16]}}"#, 16),
+    "tensor b: shape overflows"
 )]
 #[case::unknown_dtype(
     with_header(r#"{"a":{"dtype":"Q4","shape":[4],"data_offsets":[0,8]}}"#, 8),

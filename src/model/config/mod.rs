@@ -218,6 +218,20 @@ pub fn read_json(path: &Path) -> Result<Value> {
     parse_json(path, &read_bytes(path)?)
 }
 
+/// [`read_json`] of a file that must hold an object.
+///
+/// Errors: as [`read_json`].
+pub fn read_object(path: &Path) -> Result<Value> {
+    let json = read_json(path)?;
+    let found = match &json {
+        Value::Object(_) => return Ok(json),
+        Value::Array(_) => "an array",
+        Value::String(_) => "a string",
+        _ => "a single value",
+    };
+    Err(Error::malformed(path, format!("found {found}, expected an object")))
+}
+
 /// Reads a file of the size that a JSON file may have.
 ///
 /// Errors: [`Error::Io`], [`Error::Malformed`].

@@ -1,6 +1,7 @@
-//! A model set up one way: gated first, then timed call by call, each call's logits held against the gated run's.
+//! A model set up one way: its first call timed, then gated, then timed call by call, each call's logits held against the
+//! gated run's.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use half::bf16;
 
@@ -11,7 +12,8 @@ use crate::device::Role;
 use crate::error::{Error, Result};
 use crate::phase::{Bench, Subject, phase3};
 use crate::plan::{Plan, PlanOptions, Tuning};
-use crate::runner::{Alteration, Clock, NpuRunner, Runner};
+use crate::reference::PromptCapture;
+use crate::runner::{Alteration, Clock, NpuRunner, Runner, npu};
 
 /// Calls before the first one that counts.
 pub const WARM_UP: usize = 5;
@@ -24,6 +26,8 @@ const BUDGET_MS: f64 = 250.0;
 
 /// Decode steps of a gated run.
 const CONTINUATION: usize = Subject::STEPS - 1;
+/// The longest prompt that tests time. Units: tokens.
+const QUICK: usize = 16;
 
 /// A rewrite gone wrong, for the tests of the gates.
 pub type Seeded = fn(&mut Plan);
@@ -44,16 +48,62 @@ pub struct Setting {
     pub device: String,
     pub plan: PlanOptions,
     pub half: Half,
+    /// Id of the captured prompt that is timed: its prefill, or the steps behind it.
+    pub prompt: String,
 }
 
 impl Setting {
-    /// The plain plan of a fixture.
+    /// With the longest captured prompt, or the named one.
+    ///
+    /// Errors: those of the capture; [`Error::Unknown`] for a prompt that it does not have.
+    pub fn new(
+        subject: Arc<Subject>,
+        device: &str,
+        plan: PlanOptions,
+        half: Half,
+        prompt: Option<&str>,
+    ) -> Result<Setting> {
+        let prompt = match prompt {
+            Some(id) => id.to_owned(),
+            None => longest(&subject, usize::MAX)?,
+        };
+        subject.capture()?.prompt(&prompt)?;
+        Ok(Setting { subject, device: device.into(), plan, half, prompt })
+    }
+
+    /// The plain plan of a fixture with a prompt that does not take long.
     ///
     /// Errors: as [`Subject::shared`].
     pub fn of(model: &str, device: &str, half: Half) -> Result<Setting> {
         let (subject, plan) = (Subject::shared(model)?, PlanOptions::default());
-        Ok(Setting { subject, device: device.into(), plan, half })
+        let prompt = longest(&subject, QUICK)?;
+        Ok(Setting { subject, device: device.into(), plan, half, prompt })
     }
+
+    /// Tokens of the timed prompt, and the padded length that its prefill runs in.
+    ///
+    /// Errors: those of the capture.
+    pub fn lengths(&self) -> Result<[usize; 2]> {
+        let tokens = self.subject.capture()?.prompt(&self.prompt)?.ids.len();
+        Ok([tokens, npu::bucket(tokens, self.subject.config.max_position_embeddings)])
+    }
+}
+
+/// The longest captured prompt of at most `most` tokens, else the shortest of all.
+fn longest(subject: &Subject, most: usize) -> Result<String> {
+    let capture = subject.capture()?;
+    let fitting = capture.prompts().iter().filter(|p| p.n_prompt <= most).max_by_key(|p| p.n_prompt);
+    let found = fitting.or_else(|| capture.prompts().iter().min_by_key(|p| p.n_prompt));
+    let nothing = || Error::Plan { why: format!("{}: the capture has no prompt to time", subject.name) };
+    found.map(|prompt| prompt.id.clone()).ok_or_else(nothing)
+}
+
+/// What timing two contenders came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Race {
+    Timed(Pairs),
+    /// A call of the second one failed, or gave other logits than its gated run: why.
+    Void(String),
 }
 
 /// One way to carry out one half of a model's inference.
@@ -61,7 +111,9 @@ pub struct Contender {
     pub tuning: Tuning,
     half: Half,
     bench: Bench,
+    /// What gates it; the last is timed.
     prompts: Vec<String>,
+    cold: OnceLock<f64>,
 }
 
 impl Contender {
@@ -69,15 +121,16 @@ impl Contender {
     ///
     /// Errors: as [`Bench::new`].
     pub fn new(setting: &Setting, tuning: Tuning, seeded: Option<Seeded>) -> Result<Contender> {
-        let Setting { subject, device, plan, half } = setting.clone();
-        let prompts = prompts(&subject)?;
+        let Setting { subject, device, plan, half, prompt } = setting.clone();
+        let first = subject.capture()?.prompts().iter().map(|p| p.id.clone()).find(|id| *id != prompt);
+        let prompts: Vec<String> = first.into_iter().chain([prompt]).collect();
         let (prefill, decode) = half.tunings(tuning);
-        let bench = Bench::new(subject, &device, &prompts, plan)?.tuned(prefill, decode);
+        let bench = Bench::new(subject, &device, &prompts, plan)?.for_records()?.tuned(prefill, decode);
         let bench = match seeded {
             Some(fault) => bench.altered(Arc::new(SeededPlan(fault))),
             None => bench,
         };
-        Ok(Contender { tuning, half, bench, prompts })
+        Ok(Contender { tuning, half, bench, prompts, cold: OnceLock::new() })
     }
 
     /// This contender with the other's gated records in place of its own.
@@ -97,10 +150,25 @@ impl Contender {
         self.bench.device()
     }
 
+    /// Kernel time of the first call after setup: whoever asks before anything else runs on this contender has it, and
+    /// [`Contender::gate`] does.
+    ///
+    /// Units: milliseconds. Errors: those of the run.
+    pub fn cold(&self) -> Result<f64> {
+        if let Some(&ms) = self.cold.get() {
+            return Ok(ms);
+        }
+        let prompt = self.timed()?;
+        let (ms, _) =
+            self.bench.with_runner(|runner| Lane::new(runner, self.half).call(&prompt.ids, &prompt.chosen, 0))?;
+        Ok(*self.cold.get_or_init(|| ms))
+    }
+
     /// Phase 3's token-set gate on every prompt.
     ///
     /// Errors: those of the runs.
     pub fn gate(&self) -> Result<Verdict> {
+        self.cold()?;
         let verdicts = self.prompts.iter().map(|id| Ok(phase3::prompt(&self.bench, id)?.verdict.clone()));
         Ok(Verdict::all(verdicts.collect::<Result<Vec<_>>>()?))
     }
@@ -132,7 +200,7 @@ impl Contender {
     ///
     /// Errors: those of the run.
     pub fn cost(&self) -> Result<Cost> {
-        let prompt = self.prompt()?;
+        let prompt = self.timed()?;
         let (ids, chosen) = (prompt.ids, prompt.chosen);
         self.bench.with_runner(|runner| {
             let mut before = runner.counters();
@@ -152,19 +220,23 @@ impl Contender {
         })
     }
 
-    fn prompt(&self) -> Result<crate::reference::PromptCapture> {
-        self.subject().capture()?.prompt(&self.prompts[0])
+    fn timed(&self) -> Result<PromptCapture> {
+        self.subject().capture()?.prompt(self.timed_id())
     }
 
-    /// Times `self` and `other` turn by turn, each first every other time. A call whose logits are not those of the gated
-    /// run makes all of it void.
+    fn timed_id(&self) -> &str {
+        &self.prompts[self.prompts.len() - 1]
+    }
+
+    /// Times `self` and `other` turn by turn, each first every other time. A call of `other` that fails, or whose logits are
+    /// not those of its gated run, makes all of it void.
     ///
-    /// Errors: those of the runs; [`Error::Device`] for a void timing.
-    pub fn race(&self, other: &Contender) -> Result<Pairs> {
-        let prompt = self.prompt()?;
-        let expected = [self, other].map(|c| c.bench.record(&c.prompts[0]));
-        let [before, after] = expected;
-        let expected = [before?, after?];
+    /// Errors: those of the records and of `self`'s runs, whose logits are held against its gated run's as well.
+    pub fn race(&self, other: &Contender) -> Result<Race> {
+        let prompt = self.timed()?;
+        let id = self.timed_id();
+        let (before, after) = (self.bench.record(id)?, other.bench.record(id)?);
+        let expected = [before, after];
         self.bench.with_runner(|a| {
             other.bench.with_runner(|b| {
                 let mut lanes = [Lane::new(a, self.half), Lane::new(b, self.half)];
@@ -175,19 +247,18 @@ impl Contender {
                     let order = if turn % 2 == 0 { [0, 1] } else { [1, 0] };
                     let mut ms = [0.0; 2];
                     for at in order {
-                        let (took, logits) = lanes[at].call(&prompt.ids, &prompt.chosen, turn)?;
                         let row = if self.half == Half::Prefill { 0 } else { turn % CONTINUATION + 1 };
                         let gated = expected[at].logits.row(row);
-                        if !logits.iter().map(|x| x.to_bits()).eq(gated.iter().map(|x| x.to_bits())) {
-                            return Err(Error::Device {
-                                device: self.device().into(),
-                                why: format!("call {turn}: other logits than the gated run's: the timing is void"),
-                            });
+                        let took = lanes[at].call(&prompt.ids, &prompt.chosen, turn).and_then(|(took, logits)| {
+                            let same = logits.iter().map(|x| x.to_bits()).eq(gated.iter().map(|x| x.to_bits()));
+                            let why = format!("call {turn}: other logits than the gated run's: the timing is void");
+                            if same { Ok(took) } else { Err(Error::Device { device: self.device().into(), why }) }
+                        });
+                        match (at, took) {
+                            (_, Ok(took)) => ms[at] = took,
+                            (0, Err(error)) => return Err(error),
+                            (_, Err(error)) => return Ok(Race::Void(error.to_string())),
                         }
-                        ms[at] = took;
-                    }
-                    if turn == 0 {
-                        pairs.cold = ms;
                     }
                     if turn < WARM_UP {
                         shortest = shortest.min(ms[0] + ms[1]);
@@ -198,7 +269,7 @@ impl Contender {
                     }
                     turn += 1;
                 }
-                Ok(pairs)
+                Ok(Race::Timed(pairs))
             })
         })
     }
@@ -232,13 +303,4 @@ impl<'a> Lane<'a> {
         let ns: u64 = steps.iter().filter(|step| step.on_device).map(|step| step.ns).sum();
         Ok((ns as f64 / 1e6, logits))
     }
-}
-
-/// The prompts that gate each step; the first is timed. Large checkpoints are gated by one, because a baseline call uploads
-/// all their weights.
-fn prompts(subject: &Subject) -> Result<Vec<String>> {
-    const LARGE: u64 = 64 << 20;
-    let weights = 2 * subject.config.tensors().iter().map(|t| t.shape.iter().product::<usize>() as u64).sum::<u64>();
-    let most = if weights > LARGE { 1 } else { 2 };
-    Ok(subject.capture()?.prompts().iter().take(most).map(|prompt| prompt.id.clone()).collect())
 }

@@ -11,8 +11,6 @@ use crate::check::Summary;
 pub struct Pairs {
     pub before: Vec<f64>,
     pub after: Vec<f64>,
-    /// The first call after setup of each, kept apart.
-    pub cold: [f64; 2],
 }
 
 /// What the clock says of a step.
@@ -98,7 +96,7 @@ mod tests {
     fn pairs(n: usize, saved: impl Fn(usize) -> f64) -> Pairs {
         let before: Vec<f64> = (0..n).map(|i| 10.0 + (i % 7) as f64).collect();
         let after = before.iter().enumerate().map(|(i, b)| b - saved(i)).collect();
-        Pairs { before, after, cold: [0.0; 2] }
+        Pairs { before, after }
     }
 
     #[rstest]

@@ -32,6 +32,7 @@ fn a_seeded_fault_is_reverted_and_the_run_ends_green(#[values(Half::Prefill, Hal
 #[case(Optimisation::LaunchMerging, Tuning::default())]
 #[case(Optimisation::StaticWeights, Tuning::default())]
 #[case(Optimisation::IntermediateReuse, Tuning { merge: true, ..Tuning::default() })]
+#[case(Optimisation::BufferSharing, Tuning { share: true, ..Tuning::default() })]
 fn a_step_that_saves_nothing_is_caught(#[case] step: Optimisation, #[case] tuning: Tuning) {
     let (before, after) = (contender(Half::Decode, tuning), contender(Half::Decode, tuning));
     let found = experiment(step, &before, &after).unwrap();
@@ -49,19 +50,72 @@ fn slower_fails_the_speed_gate() {
     assert_eq!(speed(&found).outcome(), Outcome::Fail);
 }
 
-/// A call whose logits are not the gated run's voids the timing.
+/// A step that goes wrong only after its gated run (on its second call, say) is reverted too: its timing is void.
+#[rstest]
+fn a_step_that_goes_wrong_after_its_gate_is_reverted(#[values(Half::Prefill, Half::Decode)] half: Half) {
+    let sound = contender(half, Tuning::BASELINE);
+    let bad = Contender::new(&setting(half), Tuning::default(), Some(exchange_gate_and_up)).unwrap().gated_as(&sound);
+    let found = experiment(Optimisation::StaticWeights, &sound, &bad).unwrap();
+    assert_eq!((found.decision, found.correct.outcome()), (Decision::Reverted, Outcome::Fail));
+    assert!(
+        found.reason.starts_with("breaks the output: ") && found.reason.contains("the timing is void"),
+        "{}",
+        found.reason
+    );
+    let found = total(&sound, &bad).unwrap();
+    assert_eq!((found.correct.outcome(), found.timing.is_none()), (Outcome::Fail, true));
+    // What is wrong with the state before is no reason to revert a step.
+    assert!(bad.race(&sound).is_err());
+}
+
+/// Nor does a rewrite that cannot be set up end the run.
+#[rstest]
+fn a_step_that_cannot_be_carried_out_is_reverted(#[values(Half::Prefill, Half::Decode)] half: Half) {
+    let run =
+        optimise(&setting(half), Some((Optimisation::BufferSharing, unbind_down as Seeded)), &mut |_| {}).unwrap();
+    let sharing = run.experiments.iter().find(|e| e.name == "buffer_sharing").unwrap();
+    assert_eq!((sharing.decision, sharing.correct.outcome()), (Decision::Reverted, Outcome::Fail));
+    assert!(
+        sharing.reason.starts_with("cannot be carried out: ") && sharing.reason.contains("down_proj"),
+        "{}",
+        sharing.reason
+    );
+    assert!(run.verdict.is_pass() && !run.tuning.share, "{}", run.verdict);
+}
+
+/// Upon a baseline that is wrong nothing is tried, and it says so.
+#[rstest]
+fn a_wrong_baseline_ends_the_run(#[values(Half::Prefill, Half::Decode)] half: Half) {
+    let baseline = Contender::new(&setting(half), Tuning::BASELINE, Some(exchange_gate_and_up)).unwrap();
+    let run = climb(&setting(half), Arc::new(baseline), None, &mut |_| {}).unwrap();
+    assert_eq!((run.verdict.outcome(), run.experiments.len(), run.total.is_none()), (Outcome::Fail, 0, true));
+    assert!(run.verdict.reasons()[0].starts_with("the baseline, before any step: "), "{}", run.verdict);
+}
+
+/// When no step is kept there is nothing to race, and nothing is faster.
+#[rstest]
+fn nothing_kept_is_no_pass(#[values(Half::Prefill, Half::Decode)] half: Half) {
+    let run = climb(&setting(half), Arc::new(contender(half, Optimisation::all())), None, &mut |_| {}).unwrap();
+    assert!(run.experiments.iter().all(|e| e.decision != Decision::Applied));
+    assert_eq!((run.verdict.outcome(), run.total.is_none()), (Outcome::Fail, true));
+    assert!(run.verdict.to_string().contains("no step was kept"), "{}", run.verdict);
+}
+
+/// The first call is that of a contender that has run nothing yet, and is measured once.
 #[test]
-fn a_timing_of_other_logits_is_void() {
-    let good = contender(Half::Decode, Tuning::default());
-    let bad = Contender::new(&setting(Half::Decode), Tuning::default(), Some(exchange_gate_and_up)).unwrap();
-    // Gated sound, then broken: what a race must not let pass.
-    let error = good.race(&bad.gated_as(&good)).unwrap_err().to_string();
-    assert!(error.contains("the timing is void"), "{error}");
+fn the_cold_call_is_the_first() {
+    let contender = contender(Half::Prefill, Tuning::default());
+    contender.gate().unwrap();
+    let cold = contender.cold().unwrap();
+    contender.cost().unwrap();
+    assert!(cold > 0.0 && contender.cold().unwrap() == cold);
 }
 
 #[test]
 fn each_step_stands_on_those_before_it() {
     assert_eq!(Optimisation::StaticWeights.ladder(), Tuning::BASELINE);
+    // What `run` and `verify` do is a state of its own on the way.
+    assert_eq!(Optimisation::BufferSharing.ladder(), Tuning::default());
     let all = Tuning { share: true, merge: true, ..Tuning::default() };
     assert_eq!((Optimisation::all(), Optimisation::LayoutAlignment.ladder()), (all, all));
 }

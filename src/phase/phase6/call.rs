@@ -29,6 +29,10 @@ impl Deployment {
         Deployment { binary, model: model.into(), device: device.into(), reports }
     }
 
+    pub fn binary(&self) -> &'static str {
+        self.binary
+    }
+
     /// The command `args[0]` for this model on this device.
     ///
     /// Errors: [`Error::Io`] when the binary cannot be started.
@@ -58,7 +62,7 @@ impl Deployment {
         let mut command = Command::new("make");
         command.current_dir(settings::root()).args(["--silent", target, "N_TOKENS=4"]);
         command.arg(format!("PHASEGATE={}", self.binary)).arg(format!("MODEL={model}"));
-        command.arg(format!("DEVICE={}", self.device));
+        command.arg(format!("DEVICE={}", self.device)).env("PHASEGATE_RUN_CACHE", "off");
         let output = command.output().map_err(Error::io("make"))?;
         Ok(Called::of(format!("make {target} MODEL={model}"), &output))
     }

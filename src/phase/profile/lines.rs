@@ -1,7 +1,7 @@
 //! The lines of a profile: watched steps summed by dispatch, call site, kernel or host op.
 
-use crate::kernel::Rows;
-use crate::plan::{Launch, Plan, Step};
+use crate::kernel::{Rows, Work};
+use crate::plan::{BufferId, HostOp, Launch, Op, Plan, Step};
 use crate::runner::StepTime;
 
 /// Launches that are summed in one line. Everything is per call: one prefill, or one token.
@@ -39,6 +39,8 @@ pub struct HostLine {
     pub calls: f64,
     /// Units: milliseconds.
     pub ms: f64,
+    /// What it does to the KV cache; none for an op that has nothing to do with it.
+    pub work: Option<Work>,
 }
 
 /// Watched runs of a plan.
@@ -50,6 +52,11 @@ pub(super) struct Runs<'a> {
     pub(super) steps: &'a [StepTime],
     /// How many runs.
     pub(super) calls: usize,
+    /// What all of them took, from outside. Units: microseconds.
+    pub(super) wall_us: u64,
+    /// Positions in the cache before a run, on the mean, and those that it adds.
+    pub(super) cached: usize,
+    pub(super) tokens: usize,
 }
 
 /// By call site, without its layer: q_proj, attention, lm_head ...
@@ -68,23 +75,60 @@ pub(super) fn dispatches(runs: Runs<'_>) -> Vec<Line> {
 }
 
 /// By host op, without its layer. What CPU fallback runs is among them.
-pub(super) fn host(Runs { plan, steps, calls, .. }: Runs<'_>) -> Vec<HostLine> {
+pub(super) fn host(runs: Runs<'_>) -> Vec<HostLine> {
+    let share = 1.0 / runs.calls.max(1) as f64;
     let mut lines: Vec<HostLine> = vec![];
-    for time in steps.iter().filter(|time| !time.on_device) {
-        let layered = plan.steps.iter().any(|step| step.name == time.step && step.layer.is_some());
-        let name = if layered { time.step.split_once('.').map_or("", |(_, site)| site) } else { &time.step };
-        let at = lines.iter().position(|line| line.name == name).unwrap_or_else(|| {
-            lines.push(HostLine { name: name.to_owned(), calls: 0.0, ms: 0.0 });
+    for (at, time) in runs.steps.iter().enumerate().filter(|(_, time)| !time.on_device) {
+        let step = &runs.plan.steps[at % runs.plan.steps.len()];
+        let name = match step.layer {
+            Some(_) => time.step.split_once('.').map_or("", |(_, site)| site),
+            None => &time.step,
+        };
+        let line = lines.iter().position(|line| line.name == name).unwrap_or_else(|| {
+            lines.push(HostLine { name: name.to_owned(), calls: 0.0, ms: 0.0, work: None });
             lines.len() - 1
         });
-        lines[at].calls += 1.0 / calls.max(1) as f64;
-        lines[at].ms += time.ns as f64 / 1e6 / calls.max(1) as f64;
+        let line = &mut lines[line];
+        line.calls += share;
+        line.ms += time.ns as f64 / 1e6 * share;
+        if let Some(work) = cache_work(&step.op, &runs) {
+            let sum = line.work.get_or_insert_default();
+            sum.flops += work.flops * share;
+            sum.bytes_read += work.bytes_read * share;
+            sum.bytes_written += work.bytes_written * share;
+        }
     }
     lines
 }
 
+/// What an op reads of the KV cache, writes into it and computes over it.
+fn cache_work(op: &Op, runs: &Runs<'_>) -> Option<Work> {
+    let cols = |id: BufferId| runs.plan.buffer(id).spec.cols as f64;
+    let bf16 = size_of::<half::bf16>() as f64;
+    match *op {
+        Op::Host(HostOp::KvAppend { k, v, .. }) => {
+            let bytes = bf16 * (cols(k) + cols(v)) * runs.tokens as f64;
+            Some(Work { flops: 0.0, bytes_read: bytes, bytes_written: bytes })
+        }
+        Op::Host(HostOp::DecodeAttention { layer, q, out }) => {
+            let appended = runs.plan.steps.iter().find_map(|step| match step.op {
+                Op::Host(HostOp::KvAppend { layer: of, k, v }) if of == layer => Some(cols(k) + cols(v)),
+                _ => None,
+            });
+            // Its own position is in the cache by then.
+            let seen = (runs.cached + 1) as f64;
+            Some(Work {
+                flops: 4.0 * seen * cols(q),
+                bytes_read: bf16 * (seen * appended.unwrap_or(0.0) + cols(q)),
+                bytes_written: bf16 * cols(out),
+            })
+        }
+        _ => None,
+    }
+}
+
 /// The device calls, summed by the name of their launches.
-fn summed(Runs { plan, rows, steps, calls }: Runs<'_>, name: impl Fn(&Step) -> String) -> Vec<Line> {
+fn summed(Runs { plan, rows, steps, calls, .. }: Runs<'_>, name: impl Fn(&Step) -> String) -> Vec<Line> {
     let mut lines: Vec<Line> = vec![];
     // Where each step's line stands, worked out once per plan and not once per run.
     let mut lines_of: Vec<Option<usize>> = vec![];
