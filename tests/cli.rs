@@ -283,6 +283,17 @@ fn a_report_that_cannot_be_written_leaves_the_last_one() {
     assert_eq!(kept(), before);
 }
 
+/// What no machine has memory for is told before anything is set up.
+#[test]
+fn more_positions_than_memory_are_not_available() {
+    let dir = tempfile::tempdir().unwrap();
+    let mine = dir.path().join("mine");
+    copy(&root().join("fixtures/tiny_llama/checkpoint"), &mine);
+    let (from, to) = ("\"max_position_embeddings\": 2048", "\"max_position_embeddings\": 2000000000");
+    rewrite(&mine.join("config.json"), from, to);
+    refuses(phasegate().arg("run").arg(&mine).args(["-n", "1900000000"]), 3, "memory for mine with 1900000");
+}
+
 /// A checkpoint of nobody's capture can be timed.
 #[test]
 fn profile_needs_no_capture() {

@@ -58,6 +58,18 @@ fn unknown_device(label: &str) -> Error {
     Error::Unknown { kind: "device", name: label.into(), known: "emu, emu_npu2, vnpu, npu".into() }
 }
 
+/// Memory and swap of this machine, where the system tells (Linux).
+///
+/// Units: bytes.
+pub fn memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some((kib("MemTotal:")? + kib("SwapTotal:").unwrap_or(0)) * 1024)
+}
+
 /// The devices behind XRT.
 #[cfg(feature = "xrt")]
 mod xrt {

@@ -15,6 +15,7 @@ use crate::model::{
     config,
     hashes::sha256_file,
 };
+use crate::plan::Memory;
 use crate::reference::{Capture, Identity, Lens};
 use crate::runner::{Alteration, NpuRunner, RunnerOptions, Sound};
 use crate::settings;
@@ -290,7 +291,8 @@ impl Subject {
 
     /// Sets the model up on a device.
     ///
-    /// Errors: [`Error::Unavailable`] for a device that is not here; from the plan, the device or the checkpoint.
+    /// Errors: [`Error::Unavailable`] for a device that is not here, or an emulated one that this machine has no memory for; from
+    /// the plan, the device or the checkpoint.
     pub fn runner(&self, device: &str, options: &RunnerOptions) -> Result<NpuRunner> {
         self.altered_runner(device, options, &Sound)
     }
@@ -304,9 +306,30 @@ impl Subject {
         options: &RunnerOptions,
         alteration: &dyn Alteration,
     ) -> Result<NpuRunner> {
+        if device.starts_with("emu") {
+            self.fits(options)?;
+        }
         let (config, host) = (self.config.clone(), (devices::pool()?, devices::isa()?));
         let device = devices::open_device(device)?;
         NpuRunner::altered(config, self.checkpoint.clone(), device, host, options, alteration)
+    }
+
+    /// Whether this machine has the memory for it, where the system tells how much that is: asked before the system ends the
+    /// process in the middle.
+    fn fits(&self, options: &RunnerOptions) -> Result<()> {
+        let seq_len = options.buckets.iter().copied().max().unwrap_or(1);
+        let needed = Memory::of(&self.config, seq_len, options.max_positions, &options.plan)?.total();
+        match devices::memory() {
+            Some(there) if needed > there => Err(Error::Unavailable {
+                what: format!("memory for {} with {} positions", self.name, options.max_positions),
+                why: format!(
+                    "it needs {:.1} GB, and this machine has {:.1} GB",
+                    needed as f64 / 1e9,
+                    there as f64 / 1e9
+                ),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// The outline of this subject, when it has a capture.

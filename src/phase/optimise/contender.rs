@@ -4,10 +4,12 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use half::bf16;
+use ndarray::Axis;
 
 use super::delta::Pairs;
 use super::step::{Cost, Half};
-use crate::check::{Extent, Verdict};
+use crate::check::tolerance::at_least;
+use crate::check::{Extent, Metrics, Verdict};
 use crate::device::Role;
 use crate::error::{Error, Result};
 use crate::phase::{Bench, Subject, phase3};
@@ -24,6 +26,10 @@ pub const ITERATIONS: usize = 20;
 const MOST: usize = 200;
 const BUDGET_MS: f64 = 250.0;
 
+/// Least cosine between the logits before and after a step that does not keep their bits.
+///
+/// Source: the gate that upstream asks of an optimisation.
+const NEAR: f64 = 0.99;
 /// Decode steps of a gated run.
 const CONTINUATION: usize = Subject::STEPS - 1;
 /// The longest prompt that tests time. Units: tokens.
@@ -194,6 +200,30 @@ impl Contender {
         }
         let required = (self.prompts.len() * Subject::STEPS) as u64;
         Ok(Verdict::judge(failures, Extent::new().require("equal steps", required).compare("equal steps", steps)))
+    }
+
+    /// Logits of every step of every prompt, as near to those of `other` as [`NEAR`] asks: for a step that does not promise bits.
+    ///
+    /// Errors: those of the runs.
+    pub fn near(&self, other: &Contender) -> Result<Verdict> {
+        let (mut failures, mut steps) = (vec![], 0);
+        for id in &self.prompts {
+            let [ours, theirs] = [self, other].map(|c| c.bench.record(id));
+            let [ours, theirs] = [ours?, theirs?].map(|record| record.logits.mapv(f32::from));
+            for (step, (ours, theirs)) in ours.rows().into_iter().zip(theirs.rows()).enumerate() {
+                let found = Metrics::measure(ours.insert_axis(Axis(0)), theirs.insert_axis(Axis(0)))?;
+                steps += 1;
+                if !at_least(found.cosine, NEAR) {
+                    failures.push(format!(
+                        "{id}: step {step}: cosine {:.4} to the logits before, at least {NEAR}",
+                        found.cosine
+                    ));
+                    break;
+                }
+            }
+        }
+        let required = (self.prompts.len() * Subject::STEPS) as u64;
+        Ok(Verdict::judge(failures, Extent::new().require("near steps", required).compare("near steps", steps)))
     }
 
     /// The counters of one call.

@@ -88,6 +88,12 @@ impl Optimisation {
         }
     }
 
+    /// Whether the step promises every bit on this device. Emulated ones run a merged dispatch's launches one after the other; a
+    /// compiled one may keep more than bf16 between them.
+    pub fn keeps_bits(self, device: &str) -> bool {
+        self != Optimisation::LaunchMerging || device != "npu"
+    }
+
     /// What these steps come to together; `none` is the unoptimised plan.
     ///
     /// Errors: a text that names the step that is unknown.

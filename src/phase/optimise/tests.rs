@@ -83,6 +83,25 @@ fn a_step_that_cannot_be_carried_out_is_reverted(#[values(Half::Prefill, Half::D
     assert!(run.verdict.is_pass() && !run.tuning.share, "{}", run.verdict);
 }
 
+/// Where no bits are promised, another rounding passes and another model does not.
+#[rstest]
+fn near_is_not_equal(#[values(Half::Prefill, Half::Decode)] half: Half) {
+    let ieee = contender(half, Tuning::default());
+    let npu2 = Setting::of("tiny_llama", "emu_npu2", half).unwrap();
+    let npu2 = Contender::new(&npu2, Tuning::default(), None).unwrap();
+    assert_eq!(npu2.same_bits(&ieee).unwrap().outcome(), Outcome::Fail);
+    let near = npu2.near(&ieee).unwrap();
+    assert!(near.is_pass(), "{near}");
+    let bad = Contender::new(&setting(half), Tuning::default(), Some(exchange_gate_and_up)).unwrap();
+    let near = bad.near(&ieee).unwrap();
+    assert!(near.outcome() == Outcome::Fail && near.to_string().contains("cosine"), "{near}");
+    for device in ["emu", "emu_npu2", "vnpu", "npu"] {
+        for step in Optimisation::ALL {
+            assert_eq!(step.keeps_bits(device), device != "npu" || step != Optimisation::LaunchMerging);
+        }
+    }
+}
+
 /// Upon a baseline that is wrong nothing is tried, and it says so.
 #[rstest]
 fn a_wrong_baseline_ends_the_run(#[values(Half::Prefill, Half::Decode)] half: Half) {
