@@ -56,9 +56,10 @@ pub fn write_together(files: &[(&Path, &[u8])]) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(Error::io(dir))?;
         let (entry, mut file) = Entry::of(|| temporary(dir), |file| file.path()).map_err(Error::io(dir))?;
         file.write_all(bytes).map_err(Error::io(path))?;
-        written.push((entry, file, path));
+        // An error removes the files before their entries.
+        written.push((file, entry, path));
     }
-    for (entry, file, path) in written {
+    for (file, entry, path) in written {
         entry.end(|| file.persist(path)).map_err(|e| Error::io(path)(e.error))?;
     }
     Ok(())

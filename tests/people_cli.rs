@@ -136,6 +136,8 @@ fn a_conversation_remembers_and_forgets() {
     let cleared = tokens(&chat("Hello.\n/clear\nHello.\n/exit\nHello.\n"));
     assert!(both.len() == 2 && both[1] > both[0], "{both:?}");
     assert!(cleared.len() == 2 && cleared[1] == cleared[0], "{cleared:?}");
+    // Lines may end as they do elsewhere.
+    assert_eq!(tokens(&chat("Hello.\r\nHello.\r\n/exit\r\n")), both);
 }
 
 /// A project without fixtures, and a checkpoint beside it.

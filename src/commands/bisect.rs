@@ -89,7 +89,7 @@ fn steps(found: &Bisect) -> Table {
     let mut table = Table::new(&title, &columns);
     let rows = found.ratios.iter().enumerate().map(|(layer, row)| (format!("layer {layer:02}"), row));
     for (name, row) in rows.chain([("lm_head".to_owned(), &found.logits)]) {
-        table.row(std::iter::once(Cell::from(name)).chain(row.iter().map(|&x| Cell::from(format!("{x:.2}")))));
+        table.row(std::iter::once(Cell::from(name)).chain(row.iter().map(|&x| Cell::Rounded(x, 2))));
     }
     table
 }
@@ -106,10 +106,10 @@ fn launches(found: &Bisect) -> Table {
         };
         table.row([
             Cell::from(row.launch.as_str()),
-            format!("{:.2}", row.before).into(),
-            format!("{:.2}", row.after).into(),
+            Cell::Rounded(row.before, 2),
+            Cell::Rounded(row.after, 2),
             row.added.into(),
-            format!("{:.2}", row.added_over_sound).into(),
+            Cell::Rounded(row.added_over_sound, 2),
             if row.total.is_nan() { "".into() } else { row.total.into() },
             says.into(),
         ]);
@@ -126,8 +126,8 @@ fn hypotheses(found: &[Hypothesis]) -> Table {
             h.at.layer.map_or("everywhere".to_owned(), |layer| format!("layer {layer}")).into(),
             h.at.strength.into(),
             format!("{:.1} %", 100.0 * h.matched.share).into(),
-            format!("{:.3}", h.matched.cosine).into(),
-            format!("{:.3}", h.matched.score()).into(),
+            Cell::Rounded(h.matched.cosine, 3),
+            Cell::Rounded(h.matched.score(), 3),
             h.cause.into(),
             h.remedy.into(),
         ]);

@@ -73,7 +73,9 @@ pub(super) fn run(args: ChatArgs) -> anyhow::Result<ExitCode> {
     prompt()?;
     let mut refused = 0u8;
     for line in std::io::stdin().lock().split(b'\n') {
-        let line = String::from_utf8(line.map_err(Error::io("stdin"))?);
+        let mut line = line.map_err(Error::io("stdin"))?;
+        line.truncate(line.strip_suffix(b"\r").unwrap_or(&line).len());
+        let line = String::from_utf8(line);
         match line.as_deref().map(str::trim) {
             Ok("") => {}
             Ok("/exit") => break,
@@ -124,18 +126,19 @@ impl Chat<'_> {
 
     /// The conversation's ids, without its oldest turns where all of them leave no room for a reply.
     ///
-    /// Errors: [`Error::Usage`] when the last turn alone has none.
+    /// Errors: [`Error::Usage`] when the last turn alone has none; the conversation is then what it was before it.
     fn fitting(&mut self) -> Result<Vec<u32>> {
         let mut forgotten = 0;
         loop {
-            let (_, ids) = self.subject.chat_ids(&self.turns)?;
+            let (_, ids) = self.subject.chat_ids(&self.turns[forgotten..])?;
             if ids.len().saturating_add(self.n_tokens) <= self.room {
+                self.turns.drain(..forgotten);
                 if forgotten > 0 {
                     eprintln!("[the oldest {forgotten} turns are forgotten: {} positions in all]", self.room);
                 }
                 return Ok(ids);
             }
-            if self.turns.len() < 3 {
+            if self.turns.len() - forgotten < 3 {
                 self.turns.pop();
                 return Err(Error::Usage {
                     what: "turn".into(),
@@ -143,7 +146,6 @@ impl Chat<'_> {
                     expected: format!("at most {} positions in all; see --n-tokens", self.room),
                 });
             }
-            self.turns.drain(..2);
             forgotten += 2;
         }
     }

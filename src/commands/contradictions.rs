@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::runner::external::LABEL;
 
 /// Options that shape a plan of ours; another engine has none.
-const OF_A_PLAN: [&str; 3] = ["host", "bias", "pad_gqa"];
+const OF_A_PLAN: [&str; 5] = ["host", "bias", "pad_gqa", "optimise_prefill", "optimise_decode"];
 
 /// Holds the options of a command against each other.
 ///

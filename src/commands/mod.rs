@@ -244,8 +244,7 @@ impl ReportArgs {
     fn publish(&self, report: &Report, people: impl FnOnce(&Report)) -> Result<ExitCode> {
         let [json, _] = report.write(&self.dir())?;
         if self.json {
-            let text = std::fs::read_to_string(&json).map_err(Error::io(&json))?;
-            say!("{text}");
+            say!("{}", serde_json::to_string_pretty(report).map_err(|e| Error::malformed(&json, e.to_string()))?);
         } else {
             people(report);
             let shown = json.strip_prefix(settings::root()).unwrap_or(&json).with_extension("{json,md}");

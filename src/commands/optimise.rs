@@ -55,7 +55,9 @@ fn optimised(args: OptimiseArgs, command: &str) -> anyhow::Result<ExitCode> {
     report.fact("prompt_id", setting.prompt.clone());
     report.fact("prompt_tokens", lengths[0]);
     report.fact("seq_len", lengths[1]);
-    report.fact("kept", Optimisation::names(run.tuning));
+    if !run.experiments.is_empty() {
+        report.fact("kept", Optimisation::names(run.tuning));
+    }
     if let Some((delta, [cold, _])) = timing(&run) {
         report.fact("baseline_ms", delta.before);
         report.fact("optimised_ms", delta.after);
@@ -90,6 +92,7 @@ fn timing(run: &Optimised) -> Option<&(Delta, [f64; 2])> {
 /// How what was kept is run.
 fn deployment(half: Half, run: &Optimised) -> String {
     match run.tuning == Tuning::default() {
+        _ if run.experiments.is_empty() => "nothing was tried".into(),
         true => "run, verify and profile do what was kept by default".into(),
         false => format!("run, verify and profile do it with {} {}", half.option(), Optimisation::names(run.tuning)),
     }
@@ -128,9 +131,9 @@ fn row(experiment: &Experiment) -> [Cell; 10] {
     let none = || Cell::from("-");
     let [before, after, saved, interval, cold] = match &experiment.timing {
         Some((d, cold)) => [
-            d.before.into(),
-            d.after.into(),
-            d.saved.into(),
+            Cell::Rounded(d.before, 3),
+            Cell::Rounded(d.after, 3),
+            Cell::Rounded(d.saved, 3),
             format!("[{:.3}, {:.3}] ({:.1} %, {} pairs)", d.low, d.high, 100.0 * d.coverage, d.pairs).into(),
             format!("{:.3} -> {:.3}", cold[0], cold[1]).into(),
         ],

@@ -129,21 +129,20 @@ fn lines_table(title: &str, what: &str, lines: &[Line], half: &HalfProfile, ceil
     let mut table = Table::new(title, &columns);
     for line in lines {
         let share = |of: f64, ceiling: Option<f64>| match ceiling {
-            Some(ceiling) => Cell::from(format!("{:.1}", 100.0 * of / ceiling)),
+            Some(ceiling) => Cell::Rounded(100.0 * of / ceiling, 1),
             None => Cell::from("-"),
         };
-        let fixed = |x: f64, digits: usize| Cell::from(format!("{x:.digits$}"));
         table.row([
             line.name.as_str().into(),
             line.kernel.as_str().into(),
-            fixed(line.calls, 0),
-            fixed(line.ms, 4),
-            fixed(100.0 * line.ms / half.device_ms, 1),
-            fixed(line.bytes_read / 1e6, 3),
-            fixed(line.bytes_written / 1e6, 3),
-            fixed(line.gflops(), 1),
+            Cell::Rounded(line.calls, 0),
+            Cell::Rounded(line.ms, 4),
+            Cell::Rounded(100.0 * line.ms / half.device_ms, 1),
+            Cell::Rounded(line.bytes_read / 1e6, 3),
+            Cell::Rounded(line.bytes_written / 1e6, 3),
+            Cell::Rounded(line.gflops(), 1),
             share(line.gflops(), ceilings.map(|c| c.gflops)),
-            fixed(line.gbytes(), 1),
+            Cell::Rounded(line.gbytes(), 1),
             share(line.gbytes(), ceilings.map(|c| c.gbytes)),
         ]);
     }
@@ -154,21 +153,20 @@ fn host(name: &str, half: &HalfProfile) -> Table {
     let columns = ["host op", "calls", "ms", "MB read", "MB written", "GFLOP/s", "GB/s"];
     let mut table = Table::new(&format!("{name}, on the host"), &columns);
     let none = || Cell::from("-");
-    let fixed = |x: f64, digits: usize| Cell::from(format!("{x:.digits$}"));
     for line in &half.host {
         let [read, written, flops, bytes] = match &line.work {
             Some(work) => [
-                fixed(work.bytes_read / 1e6, 3),
-                fixed(work.bytes_written / 1e6, 3),
-                fixed(work.flops / line.ms / 1e6, 1),
-                fixed((work.bytes_read + work.bytes_written) / line.ms / 1e6, 1),
+                Cell::Rounded(work.bytes_read / 1e6, 3),
+                Cell::Rounded(work.bytes_written / 1e6, 3),
+                Cell::Rounded(work.flops / line.ms / 1e6, 1),
+                Cell::Rounded((work.bytes_read + work.bytes_written) / line.ms / 1e6, 1),
             ],
             None => [none(), none(), none(), none()],
         };
-        let (name, calls, ms) = (line.name.as_str().into(), fixed(line.calls, 0), fixed(line.ms, 4));
+        let (name, calls, ms) = (line.name.as_str().into(), Cell::Rounded(line.calls, 0), Cell::Rounded(line.ms, 4));
         table.row([name, calls, ms, read, written, flops, bytes]);
     }
-    let rest = fixed(half.between_ms, 4);
+    let rest = Cell::Rounded(half.between_ms, 4);
     table.row(["between the steps".into(), none(), rest, none(), none(), none(), none()]);
     table
 }

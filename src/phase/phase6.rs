@@ -165,7 +165,8 @@ fn profile(deployment: &Deployment) -> Result<Finding> {
 /// NOT RUN, and no failure.
 fn exit_codes(deployment: &Deployment) -> Result<Finding> {
     // An engine with a fault is red, one that does not answer is inconclusive.
-    let faulty = format!("{} serve {} --fault residual_dropped", deployment.binary(), deployment.model);
+    let faulty = [deployment.binary(), "serve", &deployment.model, "--fault", "residual_dropped"];
+    let faulty = shlex::try_join(faulty).map_err(|e| Error::Plan { why: format!("{}: {e}", deployment.binary()) })?;
     let mut wrong: Vec<(Vec<&str>, i32)> = vec![
         (vec!["verify", "--max-prompts", "1", "--runner", &faulty], 1),
         (vec!["verify", "--max-prompts", "1", "--runner", "false"], 2),

@@ -129,15 +129,24 @@ impl Watched {
     fn prefill(&self) -> Runs<'_> {
         let (plan, rows, calls) = (&self.plans[0], &self.rows[0], self.records.len());
         let wall_us = self.records.iter().map(|record| record.timing.prefill_us).sum();
-        Runs { plan, rows, steps: &self.steps[0], calls, wall_us, cached: 0, tokens: self.records[0].prompt_ids.len() }
+        Runs {
+            plan,
+            rows,
+            steps: &self.steps[0],
+            calls,
+            wall_us,
+            cached: 0.0,
+            tokens: self.records[0].prompt_ids.len(),
+        }
     }
 
     fn decode(&self) -> Runs<'_> {
         let (plan, rows) = (&self.plans[1], &self.rows[1]);
         let calls = self.records.iter().map(|record| record.fed.len()).sum();
         let wall_us = self.records.iter().flat_map(|record| &record.timing.decode_us).sum();
-        // Every run walks the same way, so what it finds in the cache is on the mean that of its middle step.
-        let cached = self.records[0].prompt_ids.len() + self.records[0].fed.len().saturating_sub(1) / 2;
+        // Every run walks the same way; each of its steps finds one position more than the last.
+        let first = &self.records[0];
+        let cached = first.prompt_ids.len() as f64 + first.fed.len().saturating_sub(1) as f64 / 2.0;
         Runs { plan, rows, steps: &self.steps[1], calls, wall_us, cached, tokens: 1 }
     }
 }

@@ -107,7 +107,7 @@ fn push(all: &mut Vec<Change>, what: String, before: Option<&Cell>, after: Optio
 
 /// How a value moved; none when it did not.
 fn kind(what: &str, old: &Cell, new: &Cell) -> Option<Kind> {
-    let (Some(a), Some(b)) = (number(old), number(new)) else {
+    let (Some(a), Some(b)) = (old.number(), new.number()) else {
         if old.text() == new.text() {
             return None;
         }
@@ -128,14 +128,6 @@ fn kind(what: &str, old: &Cell, new: &Cell) -> Option<Kind> {
         Some(better) if (b > a) == better => Kind::Better,
         Some(_) => Kind::Worse,
     })
-}
-
-fn number(cell: &Cell) -> Option<f64> {
-    match cell {
-        Cell::Count(n) => Some(*n as f64),
-        Cell::Number(x) => Some(*x),
-        Cell::Text(_) => None,
-    }
 }
 
 /// Rank of an outcome, in either spelling; none for other words.

@@ -211,12 +211,11 @@ fn table(table: &Table) -> Value {
                 (Cell::Text(_), word) if is_outcome(word) => tone(word),
                 _ => "",
             };
-            let bar = match (bars.get(column).copied().flatten(), cell) {
-                (Some(largest), Cell::Number(x)) if largest > 0.0 => Some(100.0 * (x / largest).clamp(0.0, 1.0)),
-                (Some(largest), Cell::Count(n)) if largest > 0.0 => Some(100.0 * (*n as f64 / largest).clamp(0.0, 1.0)),
+            let bar = match (bars.get(column).copied().flatten(), cell.number()) {
+                (Some(largest), Some(x)) if largest > 0.0 => Some(100.0 * (x / largest).clamp(0.0, 1.0)),
                 _ => None,
             };
-            context! { text => text, tone => tone, number => !matches!(cell, Cell::Text(_)), bar => bar }
+            context! { text => text, tone => tone, number => cell.number().is_some(), bar => bar }
         });
         cells.collect::<Vec<_>>()
     });
@@ -228,12 +227,7 @@ fn largest_share(table: &Table, column: usize) -> Option<f64> {
     let name = table.columns.get(column)?.to_lowercase();
     let parts =
         ["share", "%", "ms", "us", "ms/token"].iter().any(|word| name.split([' ', '_', ',']).any(|w| w == *word));
-    let number = |cell: &Cell| match cell {
-        Cell::Number(x) => Some(*x),
-        Cell::Count(n) => Some(*n as f64),
-        Cell::Text(_) => None,
-    };
-    parts.then(|| table.rows.iter().filter_map(|row| number(row.get(column)?)).fold(0.0, f64::max))
+    parts.then(|| table.rows.iter().filter_map(|row| row.get(column)?.number()).fold(0.0, f64::max))
 }
 
 fn extent(report: &Stored) -> Vec<Value> {

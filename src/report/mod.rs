@@ -16,27 +16,50 @@ pub use html::{Page, device_options, page};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use crate::begun::{write_atomically, write_together};
+use crate::begun::write_together;
 use crate::check::Verdict;
 use crate::error::{Error, Result};
 
 /// One cell of a table.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(untagged)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Cell {
     Text(String),
     Count(u64),
     Number(f64),
+    /// A number of which so many decimals mean something.
+    Rounded(f64, usize),
+}
+
+/// Text or a number, rounded as people see it.
+impl Serialize for Cell {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Cell::Text(text) => to.serialize_str(text),
+            Cell::Count(n) => to.serialize_u64(*n),
+            Cell::Number(x) => to.serialize_f64(*x),
+            Cell::Rounded(..) => to.serialize_f64(self.text().parse().unwrap_or(f64::NAN)),
+        }
+    }
 }
 
 impl Cell {
+    /// What it counts or measures.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Cell::Text(_) => None,
+            Cell::Count(n) => Some(*n as f64),
+            Cell::Number(x) | Cell::Rounded(x, _) => Some(*x),
+        }
+    }
+
     /// As people read it: six decimals near one, scientific elsewhere.
     pub fn text(&self) -> String {
         match self {
             Cell::Text(text) => text.clone(),
             Cell::Count(n) => n.to_string(),
+            Cell::Rounded(x, digits) => format!("{x:.digits$}"),
             Cell::Number(x) if *x == 0.0 => "0".into(),
             Cell::Number(x) if (0.01..1000.0).contains(&x.abs()) => format!("{x:.6}"),
             Cell::Number(x) => format!("{x:.3e}"),
@@ -195,8 +218,8 @@ impl Report {
         markdown::render(self)
     }
 
-    /// Writes `<dir>/<command>-<model>-<device>.{json,md}`, both or neither, and says where. The JSON that stood there is kept in
-    /// [`PREVIOUS`]. Processes that write the same report at once do not disturb each other: the last one's stands.
+    /// Writes `<dir>/<command>-<model>-<device>.{json,md}` and says where; nothing is replaced before all is written. The JSON that
+    /// stood there is kept in [`PREVIOUS`]. Processes that write the same report at once do not fail each other.
     ///
     /// Errors: [`Error::Io`], never of the kind `NotFound`, which is what a checkpoint's missing file is.
     pub fn write(&self, dir: &Path) -> Result<[PathBuf; 2]> {
@@ -218,12 +241,15 @@ impl Report {
         let json = dir.join(format!("{stem}.json"));
         let text = serde_json::to_string_pretty(self).map_err(|e| Error::malformed(&json, e.to_string()))?;
         let md = dir.join(format!("{stem}.md"));
-        match std::fs::read(&json) {
-            Ok(old) => write_atomically(&dir.join(PREVIOUS).join(format!("{stem}.json")), &old)?,
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
+        let (previous, shown) = (dir.join(PREVIOUS).join(format!("{stem}.json")), self.markdown());
+        let old = match std::fs::read(&json) {
+            Ok(old) => Some(old),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(Error::io(&json)(error)),
-        }
-        write_together(&[(&json, text.as_bytes()), (&md, self.markdown().as_bytes())])?;
+        };
+        let mut files: Vec<(&Path, &[u8])> = old.iter().map(|old| (previous.as_path(), old.as_slice())).collect();
+        files.extend([(json.as_path(), text.as_bytes()), (md.as_path(), shown.as_bytes())]);
+        write_together(&files)?;
         Ok([json, md])
     }
 }

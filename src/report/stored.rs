@@ -190,11 +190,22 @@ fn counts(extent: &RawExtent) -> Vec<Count> {
     counts
 }
 
+/// A number with as many decimals as stand there, where those are few.
+fn fraction(n: &serde_json::Number) -> Cell {
+    let (x, text) = (n.as_f64().unwrap_or(f64::NAN), n.to_string());
+    match text.split_once('.') {
+        Some((_, decimals)) if decimals.len() <= 4 && decimals.bytes().all(|b| b.is_ascii_digit()) => {
+            Cell::Rounded(x, decimals.len())
+        }
+        _ => Cell::Number(x),
+    }
+}
+
 fn cell(value: &Value) -> Cell {
     match value {
         Value::Null => Cell::Number(f64::NAN),
         Value::String(text) => Cell::Text(text.clone()),
-        Value::Number(n) => n.as_u64().map_or_else(|| Cell::Number(n.as_f64().unwrap_or(f64::NAN)), Cell::Count),
+        Value::Number(n) => n.as_u64().map_or_else(|| fraction(n), Cell::Count),
         other => Cell::Text(other.to_string()),
     }
 }
@@ -233,6 +244,22 @@ mod tests {
         assert_eq!(stored.extent, [Count { what: "steps".into(), compared: 1, required: Some(32) }]);
         assert!(stored.plots[0].series[0].points[1].1.is_nan());
         assert!(stored.previous().unwrap().is_some());
+    }
+
+    /// A rounded number is a number to whoever reads the JSON, and looks the same to whoever reads the page.
+    #[test]
+    fn rounded_numbers_stay_numbers() {
+        for (x, digits, text) in
+            [(12.345_67, 1, "12.3"), (0.000_34, 4, "0.0003"), (-1.25, 2, "-1.25"), (1e-9, 3, "0.0")]
+        {
+            let json = serde_json::to_value(Cell::Rounded(x, digits)).unwrap();
+            assert!(json.is_number(), "{json}");
+            assert_eq!(cell(&json).text(), text);
+            assert_eq!(cell(&json).number(), Some(text.parse().unwrap()));
+        }
+        assert_eq!(serde_json::to_value(Cell::Rounded(f64::INFINITY, 1)).unwrap(), Value::Null);
+        assert_eq!(cell(&serde_json::json!(0.123_456_7)), Cell::Number(0.123_456_7));
+        assert_eq!(Cell::from("7.0").number(), None);
     }
 
     #[test]

@@ -156,8 +156,7 @@ impl Contender {
         self.bench.device()
     }
 
-    /// Kernel time of the first call after setup: whoever asks before anything else runs on this contender has it, and
-    /// [`Contender::gate`] does.
+    /// Kernel time of the first call after setup; NaN when something else ran before it was asked for, which no experiment does.
     ///
     /// Units: milliseconds. Errors: those of the run.
     pub fn cold(&self) -> Result<f64> {
@@ -165,8 +164,11 @@ impl Contender {
             return Ok(ms);
         }
         let prompt = self.timed()?;
-        let (ms, _) =
-            self.bench.with_runner(|runner| Lane::new(runner, self.half).call(&prompt.ids, &prompt.chosen, 0))?;
+        let ms = self.bench.with_runner(|runner| {
+            let first = runner.counters().dispatches == 0;
+            let (ms, _) = Lane::new(runner, self.half).call(&prompt.ids, &prompt.chosen, 0)?;
+            Ok(if first { ms } else { f64::NAN })
+        })?;
         Ok(*self.cold.get_or_init(|| ms))
     }
 
@@ -286,7 +288,7 @@ impl Contender {
                         });
                         match (at, took) {
                             (_, Ok(took)) => ms[at] = took,
-                            (0, Err(error)) => return Err(error),
+                            (0, Err(error)) | (_, Err(error @ Error::Incomplete { .. })) => return Err(error),
                             (_, Err(error)) => return Ok(Race::Void(error.to_string())),
                         }
                     }

@@ -120,14 +120,27 @@ fn nothing_kept_is_no_pass(#[values(Half::Prefill, Half::Decode)] half: Half) {
     assert!(run.verdict.to_string().contains("no step was kept"), "{}", run.verdict);
 }
 
-/// The first call is that of a contender that has run nothing yet, and is measured once.
+/// The first call is that of a contender that has run nothing yet, also where no record comes from the run cache.
+#[rstest]
+fn the_cold_call_is_the_first(#[values(Half::Prefill, Half::Decode)] half: Half) {
+    let uncached = |tuning| Contender::new(&setting(half), tuning, Some(|_| {})).unwrap();
+    let (before, after) = (uncached(Tuning::BASELINE), uncached(Tuning::default()));
+    let (_, cold) = experiment(Optimisation::StaticWeights, &before, &after).unwrap().timing.unwrap();
+    assert!(cold[0] > 0.0 && cold[1] > 0.0, "{cold:?}");
+    assert_eq!([before.cold().unwrap(), after.cold().unwrap()], cold);
+    let late = uncached(Tuning::default());
+    late.cost().unwrap();
+    assert!(late.cold().unwrap().is_nan());
+}
+
+/// What is built upon is looked at first.
 #[test]
-fn the_cold_call_is_the_first() {
-    let contender = contender(Half::Prefill, Tuning::default());
-    contender.gate().unwrap();
-    let cold = contender.cold().unwrap();
-    contender.cost().unwrap();
-    assert!(cold > 0.0 && contender.cold().unwrap() == cold);
+fn a_step_upon_a_state_that_does_not_hold_is_not_judged() {
+    let (bad, sound) = (Some(exchange_gate_and_up as Seeded), contender(Half::Decode, Tuning::default()));
+    let bad = Contender::new(&setting(Half::Decode), Tuning::BASELINE, bad).unwrap();
+    let found = experiment(Optimisation::StaticWeights, &bad, &sound).unwrap();
+    assert!(found.reason.starts_with("the state before it does not hold: FAIL"), "{}", found.reason);
+    assert_eq!((found.decision, found.timing.is_none()), (Decision::Reverted, true));
 }
 
 #[test]

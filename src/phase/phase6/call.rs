@@ -63,6 +63,8 @@ impl Deployment {
         command.current_dir(settings::root()).args(["--silent", target, "N_TOKENS=4"]);
         command.arg(format!("PHASEGATE={}", self.binary)).arg(format!("MODEL={model}"));
         command.arg(format!("DEVICE={}", self.device)).env("PHASEGATE_RUN_CACHE", "off");
+        // Its own words are looked for.
+        command.env("LC_ALL", "C");
         let output = command.output().map_err(Error::io("make"))?;
         Ok(Called::of(format!("make {target} MODEL={model}"), &output))
     }

@@ -55,7 +55,7 @@ pub(super) struct Runs<'a> {
     /// What all of them took, from outside. Units: microseconds.
     pub(super) wall_us: u64,
     /// Positions in the cache before a run, on the mean, and those that it adds.
-    pub(super) cached: usize,
+    pub(super) cached: f64,
     pub(super) tokens: usize,
 }
 
@@ -116,7 +116,7 @@ fn cache_work(op: &Op, runs: &Runs<'_>) -> Option<Work> {
                 _ => None,
             });
             // Its own position is in the cache by then.
-            let seen = (runs.cached + 1) as f64;
+            let seen = runs.cached + 1.0;
             Some(Work {
                 flops: 4.0 * seen * cols(q),
                 bytes_read: bf16 * (seen * appended.unwrap_or(0.0) + cols(q)),

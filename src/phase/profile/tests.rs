@@ -56,6 +56,10 @@ fn call_sites_of_merged_dispatches_are_timed_apart() {
     let merged = Tuning { merge: true, ..Tuning::default() };
     let found = profile(&subject, "emu", &PlanOptions::default(), [merged; 2], &ids, 3).unwrap();
     assert!(found.verdict.is_pass(), "{}", found.verdict);
+    // Two steps: their mean lies between two positions.
+    let flops = found.decode.host.iter().find(|line| line.name == "attention").unwrap().work.unwrap().flops;
+    let of_a_position = 4.0 * (subject.config.num_hidden_layers * subject.config.q_dim()) as f64;
+    assert!((flops / of_a_position - (ids.len() as f64 + 1.5)).abs() < 1e-6, "{flops}");
     for half in [&found.prefill, &found.decode] {
         assert!(half.sites.iter().all(|line| !line.name.contains('+')), "{:?}", half.sites);
         assert!(half.dispatches.iter().any(|line| line.kernel.contains('+')), "{:?}", half.dispatches);
