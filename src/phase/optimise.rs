@@ -257,7 +257,7 @@ pub fn cases(outline: &Outline, half: Half) -> Vec<Case> {
     }));
     let broken: [(&str, Seeded, &[&str]); 2] = [
         ("seeded_fault", exchange_gate_and_up, &["breaks the output: FAIL"]),
-        ("unbound_rewrite", unbind_down, &["cannot be carried out", "down_proj"]),
+        ("unbound_rewrite", unbind_down, &["cannot be carried out", "found 1 arguments, expected 3"]),
     ];
     for (name, seeded, told) in broken {
         let m = model.clone();
