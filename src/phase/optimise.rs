@@ -55,7 +55,7 @@ pub struct Experiment {
 
 /// Compares `after` (the step applied) with `before`. Whatever goes wrong with `after` is why the step is reverted.
 ///
-/// Errors: those of files, and of `before`'s runs.
+/// Errors: those of files, a device that does not complete, and those of `before`'s runs.
 pub fn experiment(step: Optimisation, before: &Contender, after: &Contender) -> Result<Experiment> {
     let done = |decision, reason: String, correct, timing, costs| Experiment {
         name: step.name().into(),
@@ -133,7 +133,7 @@ pub struct Optimised {
 
 /// Runs the experiments; `seeded` breaks the plan of one step. Upon a baseline that is not right there are none.
 ///
-/// Errors: those of files, and of the baseline's runs.
+/// Errors: those of files, a device that does not complete, and those of the baseline's runs.
 pub fn optimise(
     setting: &Setting,
     seeded: Option<(Optimisation, Seeded)>,
