@@ -40,7 +40,7 @@ pub(super) fn run(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
 
 fn diagnose(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
-    args.report.plain(args.model.plan().facts().into_iter().chain(args.tuning.facts()))?;
+    args.report.plain(args.tuning.facts(&args.model))?;
     let outline = subject.outline()?;
     if let Some(name) = args.prompt_id.clone().filter(|id| !outline.lens.contains(id)) {
         return Err(Error::Unknown { kind: "prompt with layer outputs", name, known: outline.lens.join(", ") }.into());
@@ -120,7 +120,7 @@ fn diagnose(args: DiagnosisArgs) -> anyhow::Result<ExitCode> {
     }
     report.provenance = provenance::of(&subject)?;
     report.fact("composition", phase2::composition(&subject)?.to_string());
-    for (option, value) in args.model.plan().facts().into_iter().chain(args.tuning.facts()) {
+    for (option, value) in args.tuning.facts(&args.model) {
         report.fact(option, value);
     }
     if let Some(identified) = identified {

@@ -186,11 +186,12 @@ impl TuningArgs {
         [self.optimise_prefill, self.optimise_decode]
     }
 
-    /// What differs from the default, for reports: option and value.
-    fn facts(self) -> Vec<(&'static str, String)> {
+    /// What differs from the plain plan as it is deployed, for reports: option and value.
+    fn facts(self, model: &ModelArgs) -> Vec<(&'static str, String)> {
         let named = ["optimise_prefill", "optimise_decode"].into_iter().zip(self.halves());
         let other = named.filter(|(_, tuning)| *tuning != Tuning::default());
-        other.map(|(name, tuning)| (name, Optimisation::names(tuning))).collect()
+        let tunings = other.map(|(name, tuning)| (name, Optimisation::names(tuning)));
+        model.plan().facts().into_iter().chain(tunings).collect()
     }
 }
 

@@ -52,7 +52,7 @@ fn profiled(args: ProfileArgs) -> anyhow::Result<ExitCode> {
     let device = Bench::new(subject.clone(), &label, &[], plan.clone())?.describe()?;
     let mut report = Report::new("profile", &subject.name, device, found.verdict.clone());
     report.provenance = provenance::of(&subject)?;
-    for (option, value) in plan.facts().into_iter().chain(args.tuning.facts()) {
+    for (option, value) in args.tuning.facts(&args.model) {
         report.fact(option, value);
     }
     facts(&mut report, &found);

@@ -58,7 +58,7 @@ pub(super) fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let reply = generate(&subject, &mut runner, &mut sampler, &generation)?;
     if args.json {
         let mut report = report(&subject, &runner, &reply);
-        for (option, value) in args.model.plan().facts().into_iter().chain(args.tuning.facts()) {
+        for (option, value) in args.tuning.facts(&args.model) {
             report.fact(option, value);
         }
         say!("{}", serde_json::to_string_pretty(&report)?);

@@ -60,7 +60,7 @@ pub(super) fn run(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
 
 fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
-    args.report.plain(args.model.plan().facts().into_iter().chain(args.tuning.facts()))?;
+    args.report.plain(args.tuning.facts(&args.model))?;
     let subject = Subject::open_arc(&args.model.model, args.model.variant.as_deref())?;
     let most = args.max_prompts.filter(|_| !full && !args.report.record).unwrap_or(usize::MAX);
     let prompts = choose(&subject, args.prompts, args.report.record, most)?;
@@ -97,7 +97,7 @@ fn verify(args: VerifyArgs, full: bool) -> anyhow::Result<ExitCode> {
             report.fact(&format!("{name}_{}", other.device()), *value);
         }
     }
-    for (option, value) in args.model.plan().facts().into_iter().chain(args.tuning.facts()) {
+    for (option, value) in args.tuning.facts(&args.model) {
         report.fact(option, value);
     }
     if args.report.record {
